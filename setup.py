@@ -13,6 +13,7 @@ SENTEVAL = ["scikit-learn>=1.6"]
 HF = ["transformers>=5"]  # encoders of any architecture
 ONNX = ["onnxruntime>=1.20", "onnxscript>=0.5"]  # not among the tests' packages, because they are large
 OPENVINO = ["openvino>=2025.0", "onnxscript>=0.5"]
+CTRANSLATE2 = ["ctranslate2>=4.5"]
 WANDB = ["wandb>=0.17"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=1"]
 PARQUET = ["pyarrow>=15"]
@@ -25,14 +26,14 @@ TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build bring
 PEERS = ["sentence-transformers>=5"]  # the tests of what goes in and out compare with it
 DATASETS = ["datasets>=5.2"]  # since version 4 it executes no code of data sets
 ALL = [*PLOT, *SENTEVAL, *HF, *PARQUET, *ZSTD, *WANDB, *RAY]  # all that users can ask for
-ALL += [*S3, *GCS, *SERVE, *ONNX, *OPENVINO, *DATASETS]
+ALL += [*S3, *GCS, *SERVE, *ONNX, *OPENVINO, *CTRANSLATE2, *DATASETS]
 TRAINERS = ["accelerate>=1.0", *DATASETS]  # with which transformers and sentence-transformers train
-BENCH = [*PEERS, *HF, *ONNX, *OPENVINO, *TRAINERS, "ctranslate2>=4.5", "liger-kernel>=0.5", "nncf>=2.14"]
+BENCH = [*PEERS, *HF, *ONNX, *OPENVINO, *TRAINERS, *CTRANSLATE2, "liger-kernel>=0.5", "nncf>=2.14"]
 PYRIGHT = "pyright[nodejs]>=1.1.407"  # Node.js and the checker itself are in the wheels, so a run needs no network
 PYTEST = ["hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 MOTO = ["moto[server]>=5.1"]  # an object store on this machine
 TEST = [*PYTEST, "matplotlib>=3.8", "ruff>=0.12", PYRIGHT, TRITON, *PEERS]
-TEST += [*HF, *PARQUET, *ZSTD, *RAY, *S3, *SERVE, *MOTO, *DATASETS]
+TEST += [*HF, *PARQUET, *ZSTD, *RAY, *S3, *SERVE, *CTRANSLATE2, *MOTO, *DATASETS]
 
 setup(
     name="xrep",
@@ -95,6 +96,7 @@ setup(
         "serve": SERVE,
         "onnx": ONNX,
         "openvino": OPENVINO,
+        "ctranslate2": CTRANSLATE2,
         "datasets": DATASETS,
         "all": ALL,
         "docs": DOCS,

@@ -4,7 +4,8 @@ sentence-transformers runs with its defaults, 32 lines at a time, in float32 and
 OpenVINO read the encoder as xrep-export writes it. They get our batches, which are sorted by length, so that only their
 computation is compared, and also 32 lines at a time in the order of the text, as their guides show it. Their int8 is
 that of their own quantisers (OpenVINO's is nncf). The smallest cosine between vectors of a contestant and those of
-sentence-transformers is printed, too: a fast encoder may be inexact.
+sentence-transformers is printed, too: a fast encoder may be inexact. A static encoder that is distilled from the same
+one has other vectors, and takes turns beside our float32.
 
   python benchmarks/encode.py --path $(xrep-data get minilm --print-path)
   python benchmarks/encode.py --path ... --one              # also how long a call with one line takes
@@ -24,16 +25,19 @@ from results import RESTRICTED
 
 from xrep.data.batch import batches_of, collate
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.inference.static import distil
 
 Encode = Callable[[list[str]], np.ndarray]
 Run = Callable[[dict[str, np.ndarray]], Any]
 """A function of ``input_ids`` and ``attention_mask``, int64 [B, N], whose first result is vectors [B, D]."""
 PLAIN = "sentence-transformers"
 IN_ORDER = ["ONNX Runtime, 32 lines at a time", "OpenVINO, 32 lines at a time"]
+STATIC = "xrep, static"
 PAIRS = {
     "xrep, float32": [PLAIN, "ONNX Runtime, float32", "OpenVINO, float32", *IN_ORDER],
     "xrep, bfloat16": [PLAIN, "sentence-transformers, bfloat16", "OpenVINO, bfloat16"],
     "xrep, int8": [PLAIN, "ONNX Runtime, int8", "OpenVINO, int8"],
+    STATIC: ["xrep, float32"],
 }
 PRECISIONS: list[Any] = ["float32", *["bfloat16"] * multiplies_bfloat16(), "int8"]
 WARM_UP_CALLS = 20
@@ -134,6 +138,7 @@ def contestants(path: str, folder: Path, examples: list[str]) -> dict[str, Encod
     for precision in PRECISIONS:
         found[f"xrep, {precision}"] = SentenceEncoder.load(path, device="cpu", dtype=precision).encode
     encoder, peers = SentenceEncoder.load(path, device="cpu"), [sentence_transformers(path)]
+    found[STATIC] = distil(encoder).encode
     if not RESTRICTED:  # neither of these can be held to AVX2
         peers += [onnxruntime(encoder, path, folder), openvino(encoder, path, folder, examples)]
     for entries in peers:
@@ -166,7 +171,7 @@ def main() -> None:
                 turns = contest(options, name, kind, entries, PAIRS, calls, warm_up)
                 expected = turns.results.get(PLAIN, math.nan)
                 for entry, seconds in turns.medians().items():
-                    cosine = np.sum(turns.results[entry] * expected, 1).min()
+                    cosine = math.nan if entry == STATIC else np.sum(turns.results[entry] * expected, 1).min()
                     progress(f"{entry}: {1000 * seconds:.1f} ms a call, smallest cosine {cosine:.4f}")
 
 

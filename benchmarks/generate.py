@@ -9,8 +9,6 @@ process with torch it slows torch down. It is printed how often the hypotheses a
 
 import argparse
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -26,12 +24,14 @@ from harness import contest, make_parser, multiplies_bfloat16, progress, say_abs
 from torch import Tensor, nn
 
 from xrep.data.batch import TextSpec, TokenBatch, Vocabulary, collate
+from xrep.inference.ctranslate import write_ctranslate2
 from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.decoding import DecodingOptions
 from xrep.models.device import to_device
 from xrep.models.translation import Translation
 from xrep.nn.layers import pack_weights
 from xrep.number_types import Precision
+from xrep.text.sides import SIDES
 
 PAD, UNK, BOS, EOS, MASK = range(5)
 LENGTHS = {"short": (12, 12), "mixed": (40, 30), "long": (80, 60)}
@@ -148,19 +148,9 @@ def transformers(theirs: nn.Module, options: argparse.Namespace) -> Translate:
     return run
 
 
-def write_ctranslate2(theirs: nn.Module, words: list[str], folder: Path) -> None:
-    """Write a model in the format of CTranslate2 to ``folder``/ct2, by a process of its own."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    special = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token", "mask_token"), words, strict=False))
-    ids = {word: i for i, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder / "hf")
-    theirs.config.normalize_before = False  # its converter asks for it
-    theirs.save_pretrained(folder / "hf")
-    convert = [sys.executable, "-c", "from ctranslate2.converters.transformers import main; main()"]
-    subprocess.run([*convert, "--model", str(folder / "hf"), "--output_dir", str(folder / "ct2")], check=True)
+def export(options: argparse.Namespace, words: list[str], folder: Path) -> None:
+    """Write the model for CTranslate2, in a process of its own."""
+    write_ctranslate2(make_model(options), dict.fromkeys(SIDES, words), folder, "float32")
 
 
 @cache
@@ -176,18 +166,19 @@ def translated(how: tuple[str, str, int], sentences: list[list[str]], limits: di
     return [each.hypotheses for each in translator(*how).translate_batch(sentences, **limits)]
 
 
-def ctranslate2(theirs: nn.Module, options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Translate]:
+def ctranslate2(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Translate]:
     """Return CTranslate2 in two precisions, each in a process of its own, which ends with the stack."""
     words = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", *(f"w{i}" for i in range(5, options.words))]
     ids = {word: i for i, word in enumerate(words)}
     limits = {"num_hypotheses": options.beam, "min_decoding_length": options.tokens, "beam_size": options.beam}
-    limits |= {"max_decoding_length": options.tokens, "suppress_sequences": [["<pad>"], ["<s>"], ["<mask>"]]}
-    write_ctranslate2(theirs, words, folder)
+    limits["max_decoding_length"] = options.tokens
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        process.submit(export, options, words, folder).result()
 
     def translate(process: ProcessPoolExecutor, precision: str, batch: TokenBatch) -> list[list[list[int]]]:
         sides = zip(batch.tokens.tolist(), batch.host_lengths.tolist(), strict=True)
-        sentences = [[words[i] for i in tokens[:length]] for tokens, length in sides]
-        how = str(folder / "ct2"), precision, torch.get_num_threads()
+        sentences = [[words[i] for i in tokens[1 : length - 1]] for tokens, length in sides]  # it adds bos and eos
+        how = str(folder), precision, torch.get_num_threads()
         found = process.submit(translated, how, sentences, limits).result()
         return [[[ids[word] for word in hypothesis] for hypothesis in each] for each in found]
 
@@ -213,7 +204,7 @@ def measure(options: argparse.Namespace, kind: str, folder: Path) -> None:
         contestants[f"xrep, {precision}"] = ours(copy, options)
     with ExitStack() as stack:
         if find_spec("ctranslate2"):
-            contestants |= ctranslate2(theirs, options, folder, stack)
+            contestants |= ctranslate2(options, folder, stack)
         else:
             say_absent("CTranslate2", "it is not installed")
         found = contest(options, "generate", kind, contestants, PAIRS, [batch] * (options.repeats + 1)).results

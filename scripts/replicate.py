@@ -9,7 +9,8 @@ prints its place (--print-path), and {NAME} stands for that place from there on.
 all arms share; `settings` and `arms` have their own, and `arms` of a setting those of an arm there. xrep-sweep trains
 an arm with the first seed at each point of `grid`, and with all seeds at the point that is best on dev; an arm with
 `path` is only measured, and one with `command` writes a model as {out} with {seed}. `evaluations` are arguments of
-xrep-eval. `claims` compare a figure of two arms, seed by seed; those that say something (`says`) are in the table.
+xrep-eval, and a figure may be the mean of several of theirs. `claims` compare a figure of two arms, seed by seed; those
+that say something (`says`) are in the table.
 The figures of an effect replace those that results.csv had of it. In rows of November 2026, steps and minutes are means
 over the seeds.
 """
@@ -107,9 +108,11 @@ def measure(effect: Effect, row: Row, place: Path, places: Row) -> Iterator[Row]
         command = f"xrep-eval {evaluation['run']} --path {{model}} --json {{out}} {'--random-baseline' * has_random}"
         file = make(place / f"{row['seed']}-{file_name(name)}", command, places)
         record = json.loads(Path(file).read_text(encoding="utf-8"))
-        for metric, headline in evaluation["figures"].items():
-            yield row | {"metric": metric, "value": f"{record['headline'][headline]:.4f}"}
-            drawn = record["random_weights"]["headline"][headline]["by_seed"] if has_random else []
+        for metric, named in evaluation["figures"].items():
+            names = [named] if isinstance(named, str) else named
+            yield row | {"metric": metric, "value": f"{statistics.fmean(map(record['headline'].get, names)):.4f}"}
+            random = [record["random_weights"]["headline"][name]["by_seed"] for name in names] if has_random else []
+            drawn = [statistics.fmean(values) for values in zip(*random, strict=True)]
             own = row | {"arm": "random weights", "metric": metric, "steps": "0", "minutes": "0", "chosen": ""}
             yield from (own | {"seed": str(n + 1), "value": f"{value:.4f}"} for n, value in enumerate(drawn))
 

@@ -65,9 +65,18 @@ train ... --heads 5                          | hidden_size 32 is not divisible b
 train ... --save-dir=                        | checkpoint.save_dir must be a string
 train ... --criterion dual_moco --queue-size 1000000000000 | GB of memory, and this machine has
 train ... --criterion nli                    | the criterion reads labelled pairs, and the task gives translations
+train swapped --task classification --criterion classification --languages de --save-dir x | labels of 40 texts, such as
+train ... --criterion cosent                 | reads scored pairs, and the task gives translations; set --task to simil
+train ... --batch-by sentence                | task.batch_by must be language_pair, corpus or none, not 'sentence'
+train pairs.tsv --task similarity --criterion cosent | pairs.tsv:1: 2 columns and no header that names them; write
+train pairs.tsv --task similarity --criterion angle --lowest-score 5 | lowest_score 5 must be below highest_score 5
 train ... --task translation                 | unknown option --towers
 train ... --task monolingual --criterion tlm | bin: no training text found; expected news.de, train.de
 train ... --criterion frozen_source          | a frozen source needs a tower of its own, and this model has one
+train ... --criterion frozen_source --teacher absent | absent: no such directory
+train raw ... --criterion frozen_source --teacher enc --encoder none --vocab-size 60 | enc: vectors of 16 numbers
+train ... --criterion frozen_source --teacher enc | was tokenised with another vocabulary than that of the pretrained
+train raw ... --criterion frozen_source --teacher enc --sides both --towers separate | both is for one student
 train ... --batch-size 900                   | 630 training pairs do not fill a batch of 900; lower --batch-size
 train ... --max-length 99                    | sentences may have 99 subwords, the model has 32 positions; lower --ma
 train ... --validation sts                   | validation.sts_path has no default; give it
@@ -117,7 +126,6 @@ preprocess --bitext de-en=pairs.tsv@0 --destdir out | a sample of 0 pairs
 preprocess ... --valid de-en=pairs.tsv@3     | only training text is sampled
 preprocess ... --valid-size 1.5              | --valid-size: must be an integer, not '1.5'
 preprocess ... --valid-size -1               | --valid-size: must be at least 0, not -1
-preprocess ... --vocab-size 16000            | too large for this text; ask for at most
 preprocess ... --sampling-exponent 2         | --sampling-exponent: must lie in [0, 1], not 2
 preprocess ... --max-length 0                | --min-length 0.5 is more than --max-length 0
 preprocess ... --tokenizer pairs.tsv         | pairs.tsv: not a SentencePiece model
@@ -178,7 +186,7 @@ score ... --least-precision 0.9              | --least-precision is that of trus
 score ... --background fr=mt.de              | mt.de: text of fr; give text of de or en
 score ... --background de=absent             | absent: no such file; check the name
 score ... --neighbours 41                    | 41 neighbours, but there are 40 sentences; lower --neighbours to 40
-score ... --output m.parquet                 | m.parquet: this format is not written; write .tsv, .tmx, .xlf
+score ... --output m.parquet                 | m.parquet: this format is not written; name it .tsv, .tmx or .jsonl
 score ... --output m.tsv.gz                  | m.tsv.gz: this format is not written
 score ... --plot m.bmp                       | m.bmp: a plot is one of .png, .svg, .pdf
 score ... --output mt.en                     | --output is the same file as
@@ -212,7 +220,7 @@ generate ... --json s.json                   | --json without scores to write; g
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
 generate ... --sampling --sampling-topp 1.5  | argument --sampling-topp: must lie in (0, 1], not 1.5
-generate ... --min-length 9                  | --min-length 9 is more than the greatest length 5
+generate ... --min-length 9 --max-length-a 0 | --min-length 9 is more than the greatest length 5
 
 predict --input de.txt                       | the following arguments are required: --path
 predict ... --path enc                       | enc: a sentence encoder, not a classifier; encode sentences by
@@ -265,13 +273,28 @@ export ... --path dir                        | dir: not a checkpoint
 export ... --output dir                      | dir: exists and is not empty
 export ... --output /proc/out                | /proc/out
 export ... --format pdf                      | --format: invalid choice: 'pdf'
-export ... --average 0                       | --average must be at least 1, not 0
+export ... --average 0                       | argument --average: must be at least 1, not 0
 export ... --average 3                       | enc: has 0 checkpoints
 export ... --no-projection                   | enc: has no projection to leave out; export it without --no
 export ... --format hf --pooling cls         | are for the format sentence-transformers and graphs, not
 export ... --path nmt --format onnx          | nmt: its model 'translation' cannot be exported to onnx; set --format to
 export ... --path nmt --format sentence-transformers | --format to xrep, or to hf for its encoder alone
+export ... --format ctranslate2              | enc: a sentence encoder, not a translation model; encode sentences by
+export ... --format ctranslate2 --layer 1    | --layer is for encoders in the formats of other libraries; leave --format
+export ... --format ctranslate2 --pooling cls | are for the format sentence-transformers and graphs, not
+export ... --format hf --precision int8      | --precision is for the format ctranslate2, not for hf; set --format to
 export ... --path cls/best --format openvino | --format to xrep, or to hf for the encoder and its head
+export ... --vocabulary-from absent.de       | absent.de: no such file; check the name
+export ... --vocabulary-from empty.txt       | empty.txt: the file is empty
+export ... --vocabulary-from blank.tsv       | blank.tsv: no text for the shared side; name text in its languages
+export ... --vocabulary-from de.txt --keep 0 | argument --keep: must be at least 1, not 0
+export ... --keep 20                         | --keep needs --vocabulary-from; name the text whose subwords it counts
+export ... --path nmt --vocabulary-from de.txt | nmt: --vocabulary-from is for sentence encoders; leave it out
+export ... --path no_unk --vocabulary-from de.txt | tokenizer.json: no unk token: the vocabulary has no <none>; name
+export ... --path int8 --vocabulary-from de.txt --format xrep | int8: in int8, which cannot become smaller; export
+export ... --path nmt --format static        | nmt: its model 'translation' cannot be exported to static; set --format
+export ... --format static --static-size 99  | static vectors of 99 numbers, of an encoder that gives 16; set --static
+export ... --format static --static-size 0   | argument --static-size: must be at least 1, not 0
 
 report absent --output page.html             | absent: no such directory; name the directory of a run
 report dir --output page.html                | dir: holds no run; name the directory of a run
@@ -301,6 +324,7 @@ def _inputs(folder: Path) -> None:
         "parts.yaml": ["parts:"], "one.de": german[:1],
         "r.yaml": ["task: {name: bitext, data: bin}", "criterion: {name: translation_ranking}"],
         "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
+        "swapped/train-de.tsv": [f"{one}\t{'ab'[i % 2]}" for i, one in enumerate(german)],
         "one_side/train.de-en.de": ["Guten Tag"], "strange/test-de.tsv": ["awake\tdas Haus", "hungry\tdas Kind"],
         "tat/tatoeba.deu-eng.deu": german, "tat/tatoeba.deu-eng.eng": english,
         "sts/sts-test.csv": [f"m\tM\t1\t{i}\t{i % 6}\t{one}\t{two}" for i, (one, two) in enumerate(pairs)],
@@ -325,12 +349,14 @@ def _inputs(folder: Path) -> None:
     encoder = write_encoder(folder / "damaged")
     SearchIndex.build(SentenceEncoder.load(encoder, device="cpu"), english, folder / "index")
     export_path(encoder, folder / "hf", "hf")
-    for name in ("lfs", "gpt2", "deep", "bare"):
+    for name in ("lfs", "gpt2", "deep", "bare", "no_unk"):
         (folder / name).mkdir()
         for file in (folder / "hf").iterdir():
             (folder / name / file.name).write_bytes(file.read_bytes())
     (folder / "lfs" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     (folder / "bare" / "tokenizer.json").unlink()
+    export_path(encoder, folder / "int8", "int8")
+    (folder / "no_unk" / "special_tokens_map.json").write_text('{"unk_token": "<none>"}')
     for name, changes in {"gpt2": {"model_type": "gpt2"}, "deep": {"num_hidden_layers": 2}}.items():
         config = json.loads((folder / name / "config.json").read_text()) | changes
         (folder / name / "config.json").write_text(json.dumps(config))

@@ -122,6 +122,7 @@ TASKS = Registry("task", {
     "bitext": "xrep.tasks.bitext:BitextTask",
     "monolingual": "xrep.tasks.monolingual:MonolingualTask",
     "nli": "xrep.tasks.nli:NliTask",
+    "similarity": "xrep.tasks.similarity:SimilarityTask",
     "translation": "xrep.tasks.translation:TranslationTask",
 })  # fmt: skip
 MODELS = Registry("model", {
@@ -129,11 +130,14 @@ MODELS = Registry("model", {
     "translation": "xrep.models.translation:Translation",
 })  # fmt: skip
 ENCODERS = Registry("encoder", {
+    "static": "xrep.nn.static:StaticEncoder",
     "transformer": "xrep.nn.encoder:TransformerEncoder",
     "transformers": "xrep.interop.transformers_encoder:TransformersEncoder",
 })  # fmt: skip
 CRITERIA = Registry("criterion", {
+    "angle": "xrep.criteria.angle:Angle",
     "cmlm": "xrep.criteria.cmlm:CMLM",
+    "cosent": "xrep.criteria.cosent:CoSENT",
     "dap": "xrep.criteria.dap:DAP",
     "dual_moco": "xrep.criteria.dual_moco:DualMoco",
     "frozen_source": "xrep.criteria.frozen_source:FrozenSource",

@@ -41,6 +41,7 @@ EXTRAS = {
     "gcs": "files in gs://",
     "onnx": "xrep-export --format onnx",
     "openvino": "xrep-export --format openvino",
+    "ctranslate2": "xrep-export --format ctranslate2",
     "datasets": "text named hf:NAME, of the library datasets",
 }
 """What each extra is for. Others are for the development of xrep."""

@@ -15,8 +15,10 @@ PAPERS = {
     "": "Without a paper",
     "cmlm": "CMLM: Universal Sentence Representation Learning with Conditional Masked Language Model (EMNLP 2021)",
     "dap": "DAP: Dual-Alignment Pre-training for Cross-lingual Sentence Embedding (ACL 2023)",
+    "e5": "Multilingual E5 Text Embeddings: A Technical Report (2024)",
     "frozen_source": "Learning Monolingual Sentence Embeddings with Large-scale Parallel Translation Datasets",
     "hictl": "HiCTL: On Learning Universal Representations Across Languages (ICLR 2021)",
+    "labse": "LaBSE: Language-agnostic BERT Sentence Embedding (ACL 2022)",
     "moco_bert": "MoCo-BERT: Aligning Cross-lingual Sentence Representations with Dual Momentum Contrast (EMNLP 2021)",
 }
 """Titles of the papers, by the first part of the names of their recipes."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from xrep.errors import UserError
 from xrep.inference.settings import ScoringOptions
 from xrep.text.cleaning import CleaningOptions
+from xrep.text.find import find_text
 from xrep_cli import common
 from xrep_cli.command import Command
 
@@ -16,19 +17,17 @@ if TYPE_CHECKING:
     from xrep.inference.scoring import ScoredPairs
 
 
-def background_files(text: str) -> list[str]:
-    """Return the files of ``de=FILE,en=FILE``, or of a folder."""
-    return [file for _, file in _background(text)]
-
-
 def _background(text: str | None) -> list[tuple[str, str]]:
-    from xrep.text.find import find_text
-
+    """Return language and file of each part of ``de=FILE,en=FILE``, or of each file in a folder."""
     return [(file.language, str(file.path)) for file in find_text(text)["train"]] if text else []
 
 
+def background_files(text: str) -> list[str]:
+    return [file for _, file in _background(text)]
+
+
 @dataclass(kw_only=True)
-class Options(common.Computing, common.Batches, common.JsonOption):
+class Options(common.Computing, common.Batches, common.PromptOptions, common.JsonOption):
     """Score pairs of sentences by how well they translate each other, and keep the good ones. The output has lines
     score<TAB>cosine<TAB>source<TAB>target in the order of the text; English is the target.
 
@@ -43,10 +42,10 @@ class Options(common.Computing, common.Batches, common.JsonOption):
     side, so that a sentence which is near to many needs a higher cosine (--margin). First the rules of xrep-preprocess
     leave out pairs: empty ones, untranslated ones (both sides are equal), and lengths that do not fit together.
 
-    An output FILE.tmx, .xlf, .jsonl or .csv is a file of that format with the scores; inline markup and properties of
-    units are not kept. Memory does not grow with the text, and if the command is interrupted, repeat it: it continues
-    where it stopped. Several processes share the work with --engine. Parallel text is written as for xrep-preprocess.
-    """
+    An output FILE.tmx is a translation memory with the scores as properties, without the markup and the other
+    properties of a memory that was read; FILE.jsonl has a record for each pair. Memory does not grow with the text, and
+    if the command is interrupted, repeat it: it continues where it stopped. Several processes share the work with
+    --engine. Parallel text is written as for xrep-preprocess."""
 
     path: common.EncoderPath
     bitext: Annotated[str, common.Option(metavar="PAIR=FILES", reads=common.bitext_files)]
@@ -85,6 +84,7 @@ def run(options: Options) -> None:
         common.check_text([file], language)
         background[language].append(file)
     encoder = SentenceEncoder.load(options.path, device=options.device, dtype=options.precision)
+    encoder.use_prompt(options.prompt, options.prompt_name)
     sources, targets = background.values()
 
     def write(output: str) -> ScoredPairs | None:
@@ -101,14 +101,18 @@ def run(options: Options) -> None:
 def _said(scored: ScoredPairs) -> str:
     rules = ", ".join(f"{count:,} {rule}" for rule, count in scored.dropped.items()) or "none"
     limit = "" if scored.threshold is None else f", those with a score of {scored.threshold:.4f} or more"
-    lines = [f"{scored.written:,} of {scored.pairs:,} pairs{limit}; left out by rules: {rules}"]
-    if scored.trusted:
-        shown = {name: f"{value:.1f}%" for name, value in scored.trusted.items()}
-        lines.insert(0, "of trusted and as many wrong pairs, this keeps {recall} of the right ones, and {precision} of "
-                     "what it keeps is right".format(**shown))  # fmt: skip
-        lines.insert(1, "so, if the text is wrong in the same way, {estimated_right} of its pairs are right, and "
-                     "{estimated_precision} of those written".format(**shown))  # fmt: skip
-    return "\n".join(lines)
+    written = f"{scored.written:,} of {scored.pairs:,} pairs{limit}; left out by rules: {rules}"
+    if not scored.trusted:
+        return written
+    shares = {name: f"{value:.1f}%" for name, value in scored.trusted.items()}
+    of_trusted = (
+        "of trusted and as many wrong pairs, this keeps {recall} of the right ones, and {precision} of what it "
+    )
+    of_text = (
+        "so, if the text is wrong in the same way, {estimated_right} of the pairs that the rules left are right, and "
+    )
+    lines = [of_trusted + "keeps is right", of_text + "{estimated_precision} of those written", written]
+    return "\n".join(lines).format(**shares)
 
 
 main = Command("xrep-score", Options, run)

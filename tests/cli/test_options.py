@@ -80,6 +80,21 @@ def test_a_size_is_below_what_is_named(tmp_path, monkeypatch):
     assert [run.values["model.hidden_size"] for run in runs] == [96, 96]
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--device cpu", (6000, 1024, 2, 3e-3)),
+        ("--device cpu --encoder somewhere --max-tokens 99", (6000, 99, 2, 5e-4)),
+        ("--size base", (None, 4096, 4, 5e-4)),
+    ],
+)
+def test_a_translator_on_a_cpu_takes_small_steps(line, expected):
+    given = "--task translation --criterion label_smoothed_cross_entropy data/"
+    merged = values(*given.split(), *line.split())
+    names = ("task.vocab_size", "task.max_tokens", "model.decoder_layers", "optimizer.lr")
+    assert tuple(merged[name] for name in names) == expected
+
+
 def test_flags_and_lists():
     given = ["data/", *CHOSEN, "--no-tensorboard", "--mask-equal-sentences", "--exclude", "a", "--exclude=b,c"]
     merged = values(*given, "optimizer.betas=[0.9, 0.98]", "--norm", "pre", "--normalize", "false")

@@ -19,7 +19,7 @@ def test_the_list_has_a_sentence_for_each_recipe(cli: Commands) -> None:
         )
         (line,) = [line for line in lines if line.split()[:1] == [each["name"]]]
         assert line.endswith(each["about"])
-    assert lines[0] == "Without a paper" and len([line for line in lines if line[:1].strip()]) == 6
+    assert lines[0] == "Without a paper" and len([line for line in lines if line[:1].strip()]) == 8
 
 
 def test_show_prints_the_file(cli: Commands) -> None:

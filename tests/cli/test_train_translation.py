@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.cli.test_train_ranks import finish, start_ranks
-from tests.support.corpus import write_lines
+from tests.support.corpus import write_corpus, write_lines
 from tests.support.first_tokens import write_tokenizer_without_first_token
 from tests.support.runs import contents, figures
 from xrep.data.preprocess import PreprocessOptions, preprocess
@@ -120,6 +120,13 @@ def test_two_steps(data_directory: Path, tmp_path: Path, trained_run: Path, capf
     assert f"init: {len(after)} of {len(after)} model tensors from {first / 'best'}" in capfd.readouterr().err
     moved = {name for name, tensor in tensors(second).items() if not torch.equal(tensor, after[name])}
     assert moved & {*kept} and len(moved) > 0.8 * len(after)
+
+
+def test_from_the_source_side_of_two_towers(separate_encoder: Path, tmp_path: Path, capfd) -> None:
+    train(write_corpus(tmp_path / "raw", 40, 9, 9), tmp_path / "run", encoder=separate_encoder, max_steps=1)
+    said = capfd.readouterr().err
+    assert f"encoder (de): trained, 0.0M parameters, from {separate_encoder / 'source'} (de, " in said
+    assert "warning: BLEU 0.0 on the dev split: most translations will be poor" in said
 
 
 def test_from_english(data_directory: Path, tmp_path: Path) -> None:

@@ -196,6 +196,27 @@ def nli_triplet(model: nn.Module, criterion: Criterion, planned: Planned) -> Exp
     return expected
 
 
+def scored(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
+    """CoSENT, or AnglE by complex division. A batch counts once for each of its pairs."""
+    expected, config, name = Expected(), criterion.config, criterion.term
+    labels, sides = planned.batch.labels.tolist(), columns(model, planned)
+    for width in (None, *config.matryoshka):
+        similar = []
+        for x, y in zip(*([cut(vector, width) for vector in side] for side in sides), strict=True):
+            if name == "cosent":
+                similar.append(score(x, y))
+                continue
+            z, w = (torch.complex(*torch.cat([v, v.new_zeros(len(v) % 2)]).chunk(2)) for v in (x, y))
+            quotient = z * w.conj() / (x.norm() * y.norm())
+            similar.append((quotient.real.sum() + quotient.imag.sum()).abs())
+        pairs = [(i, j) for i, one in enumerate(labels) for j, other in enumerate(labels) if one > other]
+        total = sum(((similar[j] - similar[i]) / config.temperature).exp() for i, j in pairs)
+        right = sum(bool(similar[i] > similar[j]) for i, j in pairs)
+        expected.metrics["accuracy" if width is None else f"accuracy_{width}"] = 100 * right / len(pairs)
+        expected.add(name, len(labels) * torch.log(1 + total), len(labels) if width is None else 0)
+    return expected
+
+
 def score(a: Tensor, b: Tensor) -> Tensor:
     return (a @ b) / (a.norm() * b.norm())
 

@@ -44,7 +44,7 @@ class Objective:
         options: Options of the criterion.
         model: Options of the model.
         batch: "pairs", "negatives" (pairs with mined ones), "languages" (pairs of three languages), "sentences",
-            "labelled" or "triplets".
+            "labelled", "triplets" or "scored".
     """
 
     kind: str
@@ -70,6 +70,8 @@ KINDS: dict[str, Objective] = {
     "nli_triplet": Objective(
         "nli_triplet", of_vectors.nli_triplet, {"temperature": 0.3, "hard_negative_weight": 2.0}, batch="triplets"
     ),
+    "cosent": Objective("cosent", of_vectors.scored, {"temperature": 0.3}, {"normalize": False}, "scored"),
+    "angle": Objective("angle", of_vectors.scored, {"temperature": 0.3}, {"normalize": False}, "scored"),
     "label_smoothed_cross_entropy": Objective("label_smoothed_cross_entropy", of_words.translation),
 }
 """The defaults of each kind."""
@@ -173,6 +175,10 @@ OBJECTIVES = {
     "nli_triplet, too near": triplet(mask_margin=-0.02, matryoshka=[7]),
     "nli_triplet, guide": triplet(towers="separate", **GUIDED),
     "nli_triplet, masked": triplet(mask_equal_sentences=True, matryoshka=[7]),
+    "cosent": of("cosent"),
+    "cosent, separate": of("cosent", towers="separate", matryoshka=[7]),
+    "angle": of("angle"),
+    "angle, separate": of("angle", towers="separate", matryoshka=[6, 7]),
     "translation": translation(),
     "translation, bias": translation(semantic_bias=True, label_smoothing=0.6),
     "translation, no smoothing": translation(label_smoothing=0.0),
@@ -209,6 +215,9 @@ class Maker:
             criterion.hardness.steps.fill_(3)
         if getattr(criterion, "theta", None) is not None:
             criterion.theta.data.fill_(-1.2)
+        if "teacher" in own.options:
+            drawn = lambda hashes: [np.random.default_rng(n).normal(size=16) for n in hashes]  # noqa: E731
+            criterion._teacher = Mock(read=lambda hashes: np.reshape(drawn(hashes), (-1, 16)))
         if "rtl_vocabulary" in own.options:
             criterion.prepare(self.task([("de", "en")]))
         for parameter_name, parameter in model.named_parameters():
@@ -242,7 +251,7 @@ class Maker:
             return replace(made, facts={**made.facts, "languages": languages, "indices": indices})
         if kind == "sentences":
             return single(pairs)
-        if kind in ("labelled", "triplets"):
+        if kind in ("labelled", "triplets", "scored"):
             return nli_batch(pairs, kind)
         return pairs
 
@@ -261,13 +270,14 @@ def guide_files() -> dict[str, str]:
 
 
 def nli_batch(pairs: Batch, kind: str) -> Batch:
-    """Return examples of inference from pairs, or triplets. The second sentence is of either side."""
+    """Return examples of inference from pairs, triplets, or pairs with a score. Second sentences are of either side."""
     count = len(pairs)
     own = torch.arange(count)
     columns = [own, own + count, own.flip(0) + count]
     columns[1][count // 2 :] = own[: count - count // 2]
     places = torch.stack(columns[: 2 + (kind == "triplets")], dim=1)
     labels = own % 3 if kind == "labelled" else torch.full_like(own, -1)
+    labels = (own * 3 % 4) / 4 if kind == "scored" else labels
     facts = {"labels": labels, "ids": pairs.ids.T.flatten()[places], "indices": own}
     return Batch(pairs.sides, {**facts, "languages": torch.zeros_like(places)}, places)
 

@@ -11,7 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.criteria.by_hand import Expected
-from tests.criteria.objectives import GUIDED, Maker, Objective, frozen, hictl, moco, nli_batch, rank, simcse, triplet
+from tests.criteria.objectives import (
+    GUIDED,
+    Maker,
+    Objective,
+    frozen,
+    hictl,
+    moco,
+    nli_batch,
+    of,
+    rank,
+    simcse,
+    triplet,
+)
 from tests.kernels.ranks import Found, Results
 from tests.support import guide
 from tests.support.planning import loss_of
@@ -84,8 +96,8 @@ class Run:
 
     def of(self, batch: Batch) -> Any:
         """Return the pairs in the form that the criterion reads."""
-        if self.own.batch == "triplets":
-            return nli_batch(batch, "triplets")
+        if self.own.batch in ("triplets", "scored"):
+            return nli_batch(batch, self.own.batch)
         return batch if self.own.batch == "negatives" else replace(batch, negatives=None)
 
     def train(self, text: TextSpec, batches: list[Batch], rank: int, world: int) -> Results:
@@ -155,6 +167,7 @@ RUNS = {
     "translation_ranking, too near": Run(rank("negatives", mask_margin=0.01), 2),
     "frozen_source": Run(frozen(**FROZEN)),
     "frozen_source, masked, accumulated": Run(frozen(**FROZEN, **MASKED), 2),
+    "frozen_source, both sides": Run(frozen(**FROZEN, towers="shared", teacher="t", sides="both", loss="both"), 2),
     "frozen_source, trained": Run(frozen(source="trained")),
     "frozen_source, negatives": Run(frozen("negatives", **FROZEN, source_side="target")),
     "hictl": Run(hictl(**HICTL)),
@@ -163,6 +176,8 @@ RUNS = {
     "hictl, alone": Run(hictl(**HICTL, **ALONE)),
     "nli_triplet": Run(triplet(**MASKED)),
     "nli_triplet, alone": Run(triplet(**ALONE)),
+    "cosent": Run(of("cosent"), 2),
+    "angle": Run(of("angle", matryoshka=[6])),
     "simcse": Run(simcse()),
     "simcse, masked": Run(simcse(**MASKED)),
     "translation_ranking": Run(rank()),

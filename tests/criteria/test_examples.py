@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.annotated import write_labels, write_questions, write_tags
 from tests.support.commands import Commands
-from tests.support.corpus import write_corpus
+from tests.support.corpus import sentence_pairs, write_corpus, write_lines
 from tests.support.encoders import write_encoder
 from tests.support.nli_data import nli_rows, write_parallel
 from xrep.registry import CRITERIA
@@ -51,6 +51,9 @@ def test_the_example_runs(name: str, cli: Commands) -> None:
     (cli.folder / "nli").mkdir()
     for split, premises in (("train", 10), ("dev", 3)):
         write_parallel(cli.folder / "nli", split, nli_rows(premises))
+    for split, first in (("train", 0), ("dev", 40)):
+        rows = [f"{n % 6}\t{one}\t{other}" for n, (one, other) in enumerate(sentence_pairs(60)[first : first + 40])]
+        write_lines(cli.folder / "scored" / f"{split}.tsv", rows)
     for folder, write in {"xnli": write_labels, "panx": write_tags, "squad": write_questions}.items():
         write(cli.folder / folder)
     write_encoder(cli.folder / "minilm", languages=(["en"], ["en"]))

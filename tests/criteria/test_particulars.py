@@ -127,6 +127,8 @@ PROBLEMS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("frozen_source", {**TRAINED, "queue_size": 5}, ["queue_size"]),
     ("frozen_source", {**TRAINED, "loss": "mse"}, ["loss"]),
     ("frozen_source", {**TRAINED, "teacher_text": "x", "teacher_vectors": "y"}, ["teacher_vectors"]),
+    ("frozen_source", {"teacher": "z", "teacher_text": "x", "teacher_vectors": "y"}, ["teacher"]),
+    ("frozen_source", {**TRAINED, "teacher": "z", "sides": "both"}, ["teacher", "sides"]),
     ("hictl", {"language_model": False, "sentence_contrast": False, "word_contrast": False}, ["language_model,"]),
     ("hictl", {"language_model": False, "sentence_contrast": False}, []),
     ("hictl", {"temperature": 0, "word_temperature": -1, "mask_rate": 1.5, "slack": 1.0, "word_samples": 0},

@@ -14,7 +14,7 @@ RUN = {
 PAIRS: dict[str, Any] = {"data": "pairs", "task": "bitext", **MODEL}
 SEPARATE = {**PAIRS, "towers": "separate"}
 TEXT = {**PAIRS, "data": "text", "task": "monolingual", "vocab_size": 120}
-TRANSLATION: dict[str, Any] = {"data": "pairs", "task": "translation", "decoder_layers": 1, **MODEL}
+TRANSLATION: dict[str, Any] = {"data": "pairs", "task": "translation", "decoder_layers": 1, "norm": "post", **MODEL}
 TRANSLATION = {name: value for name, value in TRANSLATION.items() if name != "towers"}
 LABELLED = {**{name: value for name, value in MODEL.items() if name != "towers"}, "vocab_size": 45, "languages": "de"}
 
@@ -30,6 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "simcse": PAIRS,
     "nli": {**PAIRS, "data": "inference", "task": "nli", "vocab_size": 70},
     "nli_triplet": {**PAIRS, "data": "inference", "task": "nli", "form": "triplets", "vocab_size": 70},
+    "cosent": {**PAIRS, "data": "scored", "task": "similarity", "vocab_size": 70},
+    "angle": {**PAIRS, "data": "scored", "task": "similarity", "vocab_size": 70},
     "label_smoothed_cross_entropy": TRANSLATION,
     "classification": {**LABELLED, "data": "labels", "task": "classification"},
     "tagging": {**LABELLED, "data": "tags", "task": "tagging"},
@@ -77,7 +79,7 @@ def option_line(**options: Any) -> list[str]:
 def write_data(folder: Path) -> Path:
     """Write the data of all cases."""
     from tests.support.annotated import write_labels, write_questions, write_tags
-    from tests.support.corpus import sentence_pairs, write_corpus
+    from tests.support.corpus import sentence_pairs, write_corpus, write_lines
     from tests.support.nli_data import nli_rows, write_jsonl
     from xrep.data.preprocess import PreprocessOptions, preprocess
     from xrep.text.find import discover_bitext
@@ -92,6 +94,10 @@ def write_data(folder: Path) -> Path:
     (folder / "inference").mkdir()
     for split, seed in (("train", 0), ("dev", 1)):
         write_jsonl(folder / "inference" / f"snli_1.0_{split}.jsonl", nli_rows(60, seed=seed))
+    english = [pair[1] for pair in sentence_pairs(120)]
+    write_lines(
+        folder / "scored" / "train.tsv", [f"{n % 6}\t{english[n]}\t{english[n - 1 - n % 6]}" for n in range(120)]
+    )
     for name, write in {"labels": write_labels, "tags": write_tags, "questions": write_questions}.items():
         write(folder / name)
     return folder

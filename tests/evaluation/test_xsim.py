@@ -134,7 +134,6 @@ def test_forms_of_what_is_left_out_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("options", "problem"), [
     ({"langs": "fr"}, "no file of the `langs` fr; the data has deu_Latn,eng_Latn,zho_Hans,zho_Hant"),
     ({"langs": "de-en"}, "`langs` de-en: a pair"),
-    ({"target": "zh"}, "`target` zh may be zho_Hans or zho_Hant; name one of them"),
     ({"target": "fr"}, "no file of the `target` fr"),
     ({"split": "dev"}, "no dev files in it; name flores200_dataset/ or NTREX-128/"),
     ({"neighbours": 61}, "61 neighbours, but there are 60 sentences"),

@@ -47,6 +47,7 @@ def encoding(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     ("encode --input a.txt --output v.npy --lang de --prompt-name query", {"Frage: "}),
     ("encode --input a.txt --output v.npy --lang de --prompt Satz:", {"Satz:"}),
     ("mine --source a.txt --target b.txt --source-lang de --target-lang en --output m.tsv --prompt x", {"x"}),
+    ("score --bitext de-en=a.txt,b.txt --output s.tsv --prompt x", {"x"}),
     ("mine negatives --bitext de-en=a.txt,b.txt --output m.tsv --relative-margin -9", {"Frage: ", "Text: "}),
     ("eval sts --data sts --prompt-name document", {"Text: "}),
     ("search build --input a.txt --lang de --output index", {"Text: "}),

@@ -22,13 +22,15 @@ SMALLER = [
     (r"--vocab-size \d+", "--vocab-size 100"),
     (r"--hidden-size \d+", "--hidden-size 32"),
     (r"--feedforward-size \d+", "--feedforward-size 64"),
-    (r"(--target-encoder teacher/)", r"\1 --max-length 32"),  # which the small teacher can read
+    (r"(--(?:target-encoder|teacher) teacher/)", r"\1 --max-length 32"),  # which the small teacher can read
     ("^xrep-search serve", f"{sys.executable} -m xrep_cli.search serve"),  # the process that `kill` ends
     (r"1\.06", "0"),  # an encoder of six steps scores no pair higher
 ]
 WRITTEN = {
     "choose-an-objective": [
         "runs/cmlm/best/model.safetensors",
+        "runs/grouped/best",
+        "runs/angle/best",
         "runs/guided/best",
         "runs/labels/best/model.safetensors",
     ],
@@ -36,9 +38,16 @@ WRITTEN = {
     "extending": [f"runs/bitext-{name}/best" for name in ("cosine_distance", "translation_ranking")],
     "filtering": ["kept.en", "scores.png", "filtered.json", "lines.scored.tsv", "data-bin/kept/manifest.json"],
     "mining": ["mined.hyp.en", "planted/de-en.test.gold"],
+    "multilingual-student": ["student.npy", "my-student/modules.json"],
     "objective": [f"runs/bitext-{name}/best" for name in ("hardest_negative", "sigmoid")],
     "own-data": ["report.html", "mined.tsv", "my-encoder/modules.json", "runs/third/best", "data-bin", "flores.json"],
-    "serving": ["vectors.npy", "my-encoder/modules.json", "index/manifest.json"],
+    "serving": [
+        "vectors.npy",
+        "my-encoder/modules.json",
+        "index/manifest.json",
+        "my-translator/model.bin",
+        "my-trained-static/modules.json",
+    ],
     "translation-memory": ["clean0.tmx", "clean1.tmx", "mined.tmx", "index/manifest.json"],
     "troubleshooting": ["runs/large/best"],
 }
@@ -88,6 +97,9 @@ def write_data(folder: Path) -> None:
     nested = [{"translation": {"de": german, "en": english}} for english, german, _ in rows[:600]]
     write_lines(folder / "hf-corpus" / "train.jsonl", [json.dumps(row, ensure_ascii=False) for row in nested])
     write_lines(folder / "mined.tsv", [f"1.1\t{german}\t{english}" for english, german, _ in rows[:20]])
+    for name, first in (("train", 0), ("dev", 400)):
+        pairs = [(rows[n][0], rows[n + n % 3][0], 5 - n % 3) for n in range(first, first + 200)]
+        write_lines(folder / "scored" / f"{name}.tsv", [f"{score}\t{one}\t{two}" for one, two, score in pairs])
     write_lines(folder / "lines.txt", [row[0] for row in rows[:50]])
     write_lines(folder / "more.txt", [row[0] for row in parts["dev"]])
     with (folder / "memory.tmx").open("w", encoding="utf-8") as file:

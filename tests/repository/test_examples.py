@@ -77,6 +77,14 @@ PUBLISHED = [
     ("hictl/nmt_wmt14_en-de", 1, {"model.decoder_layers": 6, "validation.beam": 4, "validation.lenpen": 0.6}),
     ("cmlm/cmlm-br", 0, {"trainer.max_steps": 1_500_000}),
     ("cmlm/cmlm-cmlm+br", 1, {"trainer.max_steps": 1_000_000}),
+    ("labse/labse", 1, {
+        "criterion.margin": 0.3, "task.batch_size": 4096 // 8, "criterion.cross_rank_negatives": True,
+        "criterion.directions": "both", "model.pooling": "cls", "model.layers": 12,
+    }),
+    ("e5/e5", 0, {
+        "criterion.temperature": 0.01, "task.batch_size": 32768 // 8, "trainer.max_steps": 30_000,
+        "task.batch_by": "corpus", "model.pooling": "mean",
+    }),
     ("cmlm/english", 0, {
         "optimizer.lr": 1e-3, "optimizer.betas": [0.9, 0.999], "lr_scheduler.warmup_steps": 10_000,
         "trainer.max_steps": 1_000_000, "task.batch_size": 2048 // 8, "task.max_length": 256, "task.units": "adjacent",

@@ -15,11 +15,18 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def make_translator(text: TextSpec, *, seed: int = 7, **options: Any) -> Translation:
-    """Return random weights that are large enough for different translations and different probabilities of words."""
+def make_translator(
+    text: TextSpec, *, seed: int = 7, shapes: dict[str, dict[str, Any]] | None = None, **options: Any
+) -> Translation:
+    """Return random weights that are large enough for different translations and different probabilities of words;
+    ``shapes`` are changes of its architecture."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Translation(Translation.Config(**{**SMALL, **options}), text).eval()
+        config = Translation.Config(**{**SMALL, **options})
+        model = Translation(config, text).eval()
+        if shapes:
+            usual = model.architecture().items()
+            model = Translation(config, text, {part: {**shape, **shapes[part]} for part, shape in usual}).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 2:

@@ -16,6 +16,7 @@ from xrep.data.batch import TokenBatch
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.monolingual import MonolingualTask
 from xrep.tasks.nli import NliTask
+from xrep.tasks.similarity import SimilarityTask
 from xrep.tasks.task import ExampleKind, Task
 from xrep.tasks.translation import TranslationTask
 from xrep.text.cleaning import sentence_hash
@@ -26,6 +27,7 @@ from xrep.understanding.labels import ClassificationTask
 PAIRS, VALID_PAIRS = sentence_pairs(600), sentence_pairs(660)[600:]
 SPANISH = spanish_pairs()
 LABELS_OF_TEXT = [("de", text, "winter" if "Winter" in text else "other") for text, _ in PAIRS[:280]]
+SCORED = [(PAIRS[n][0], PAIRS[n + 1][0], n % 11 / 2) for n in range(260)]
 NLI, GERMAN_NLI, NLI_VALID = nli_rows(100), nli_rows(100, "de"), nli_rows(20, seed=1)
 
 
@@ -67,6 +69,11 @@ def write_text(folder: Path) -> None:
     write_jsonl(folder / "nli" / "snli_1.0_dev.jsonl", NLI_VALID)
     write_columns(folder / "both" / "train-de.tsv", GERMAN_NLI)
     write_columns(folder / "both" / "train-en.tsv", NLI)
+    write(folder / "scored" / "train-de.tsv", [f"{score}\t{one}\t{two}" for one, two, score in SCORED[:230]])
+    write(
+        folder / "scored" / "dev-de.tsv",
+        ["sentence1\tsentence2\tscore", *("\t".join(map(str, r)) for r in SCORED[230:])],
+    )
     for split, rows in (("train", LABELS_OF_TEXT[:240]), ("dev", LABELS_OF_TEXT[240:])):
         write(folder / "labels" / f"{split}-de.tsv", [f"{label}\t{text}" for _, text, label in rows])
 
@@ -81,6 +88,10 @@ def translated(direction: str, spanish: list[tuple[str, str]], german: list[tupl
 
 def inference(rows: list[Row], language: str = "en") -> list[tuple[str, ...]]:
     return [(language, language, *row) for row in rows]
+
+
+def scored(rows: list[tuple[str, str, float]]) -> list[tuple[str, ...]]:
+    return [("de", "de", one, two, f"{score / 5:.3g}") for one, two, score in rows]
 
 
 @dataclass(frozen=True)
@@ -157,6 +168,7 @@ KINDS = {
     "nli, two languages": Kind(NliTask, "both", CROSS, [], {"cross_lingual": True}, "examples"),
     "nli, triplets": Kind(NliTask, "both", None, [], {"form": "triplets", "cross_lingual": True}, "examples",
                           count=200),
+    "scored": Kind(SimilarityTask, "scored", scored(SCORED[:230]), scored(SCORED[230:]), unit="examples"),
     "labels": Kind(ClassificationTask, "labels", LABELS_OF_TEXT[:240], LABELS_OF_TEXT[240:], {"languages": ["de"]},
                    "examples"),
 }  # fmt: skip
@@ -192,7 +204,8 @@ def rows_of(task: Any, batch: Any) -> list[tuple[str, ...]]:
         texts, named = [row[:1] for row in texts], [row[:1] for row in named]
     names = task.text.facts.get("annotation", {"labels": LABELS})["labels"]
     numbers = batch.labels.flatten().tolist() if "labels" in batch.facts else [-1] * len(batch)
-    labels = [(names[label],) if label >= 0 else () for label in numbers]
+    labels = [(names[label],) if label >= 0 else () for label in numbers if isinstance(label, int)]
+    labels = labels or [(f"{score:.3g}",) for score in numbers]
     for row, own in zip(batch.facts["ids"].tolist(), texts, strict=True) if "ids" in batch.facts else ():
         hashes = [sentence_hash(text) for text in own]
         assert [number % 2**64 for number in row] == (hashes * 2 if len(row) == 2 * len(own) else hashes)

@@ -112,7 +112,8 @@ def test_a_batch_is_a_function_of_its_plan_alone(make) -> None:
     assert [contents(other.make(plan.rows)) for plan in reversed(plans)] == batches[::-1]
     nothing = task.make(plans[0].rows[:0])
     assert rows_of(task, nothing) == [] and task.describe(nothing) == "no examples"
-    assert {kind for kind in str(contents(nothing)).split("'") if kind.startswith("torch.")} == {"torch.int64"}
+    kinds = {kind for kind in str(contents(nothing)).split("'") if kind.startswith("torch.")}
+    assert kinds == {"torch.int64", *(["torch.float32"] if task.gives is ExampleKind.SCORED_PAIRS else [])}
 
 
 def test_micro_batches_are_parts_of_a_batch(make) -> None:
@@ -204,7 +205,9 @@ def test_examples_are_described(name: str, kind: Kind, make) -> None:
     batch = epoch(task)[0]
     rows, lines = rows_of(task, batch), task.describe(batch, len(batch)).split("; ")
     for row, line in zip(rows, lines, strict=True):
-        texts = [repr(word) if " " in word else word for word in row if " " in word or word in LABELS]
+        texts = [
+            repr(word) if " " in word else word for word in row if " " in word or word in LABELS or word[0].isdigit()
+        ]
         said = line.partition(": ")[2].split(" ||| ")
         assert said == texts or name in SWAPPED and said == texts[::-1]
     assert task.describe(batch) == "; ".join(lines[:3])

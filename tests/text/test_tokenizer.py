@@ -51,11 +51,9 @@ def test_training_is_deterministic_and_saving_keeps_the_bytes(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_vocabulary_that_does_not_fit_names_one_that_does(tmp_path):
-    with pytest.raises(UserError, match="too large for this text; ask for at most") as error:
-        train_tokenizer(iter(SENTENCES), 16000, tmp_path / "t")
-    largest = int(error.value.cure.split("`vocab_size` ")[1].rstrip(")"))
-    assert train_tokenizer(iter(SENTENCES), largest, tmp_path / "t").vocabulary_size == largest
+def test_a_vocabulary_that_does_not_fit(tmp_path):
+    largest = train_tokenizer(iter(SENTENCES), 1600, tmp_path / "t").vocabulary_size
+    assert 12 < largest < 1600
     assert train_tokenizer(iter(SENTENCES), None, tmp_path / "usual").vocabulary_size == largest
     with pytest.raises(UserError, match="smaller than the number of different characters"):
         train_tokenizer(iter(SENTENCES), 12, tmp_path / "u")

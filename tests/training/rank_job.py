@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     # The last step has three rows, or one, of which a rank has none.
     "ragged": {**MOCO, "max_epochs": 161 / 630},
     "ragged ranking": {**RANKING, "max_epochs": 163 / 630},
+    "of one language pair": {**RANKING, "batch_by": "language_pair", "max_epochs": 163 / 630},
     "ragged dap": {**MOCO, "criterion": "dap", "rtl_layers": 1, "rtl_direction": "both",
                    "rtl_vocabulary": "target-language", "max_epochs": 161 / 630},
     # Two batches in a step; the last batch has three rows.

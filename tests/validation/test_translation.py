@@ -88,15 +88,21 @@ def test_bleu_of_each_pair(task: TranslationTask, trained: tuple[Translation, La
     model, criterion = trained
     validate = make_validator(task, beam=2, max_sentences=10, lenpen=4.0)
     found = validate(model, criterion)
-    expected = {}
+    expected, lines = {}, set[str]()
     for language, pairs in VALID.items():
         foreign, english = zip(*pairs[:10], strict=True)
         hypotheses = one_by_one(model, task, list(foreign), "en", beam=2, length_penalty=4.0)
         expected[f"bleu_{language}-en"] = score(hypotheses, list(english))
+        rows = zip(foreign, hypotheses, english, strict=True)
+        lines |= {f"  {source} -> {written} (reference: {reference})" for source, written, reference in rows}
     assert 0.3 < min(expected.values()) < max(expected.values()) < 99
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert found["bleu"] == pytest.approx(sum(expected.values()) / 2)
     assert validate.metric == "bleu" and validate.maximize
+    assert len(validate.examples) == 4 and {*validate.examples} <= lines
+    (advice,) = validate.advice(3.21)
+    assert advice.startswith("warning: BLEU 3.2 on") and "--no-repeat-ngram-size 3" in advice
+    assert validate.advice(15.0) == []
     assert list(found)[:5] == ["loss", "nll", "perplexity", "accuracy", "bleu"] and len(found) == 7
     more = make_validator(task, beam=2, max_sentences=15, lenpen=4.0)
     assert more(model, criterion)["bleu_de-en"] != found["bleu_de-en"]

@@ -27,7 +27,9 @@ class RunOptions:
     """Size of encoders that are not pretrained. tiny: 1 layer of width 96. small: 1 layer of width 192, for CPUs. base
     and large: those of BERT (12 layers of width 768, 24 of 1024). tiny and small also change the defaults of dropout
     (0), lr (0.003), warmup_steps (100), epochs (8), and queue_size and momentum of dual_moco (4096, 0.997), unless a
-    size is given by number or the run starts from trained weights. auto: small on a CPU, base on a GPU."""
+    size is given by number or the run starts from trained weights. Translators of both get vocab_size 6,000, max_tokens
+    1,024, decoder_layers 2, norm pre and max_sentences 200, also those that start from a trained encoder. auto: small
+    on a CPU, base on a GPU."""
     seed: Seed = 1
     """Seed of the random initialisation, the order of the data and dropout."""
     plugins: list[str] = field(default_factory=list)

@@ -21,6 +21,9 @@ _TRAINING = {
 }
 """Options of sections, or of parts, that suit models of the sizes tiny and small, which are trained on a CPU: those of
 the demo."""
+_TRANSLATION = {"vocab_size": 6000, "max_tokens": 1024, "decoder_layers": 2, "norm": "pre", "max_sentences": 200}
+"""Options of translators on a CPU, also of those that start from a trained encoder: most of the work of a step is the
+softmax over the vocabulary, and in the same time many small steps teach more than a few large ones."""
 _EPOCHS = 8.0
 """Epochs of such a training if nothing bounds it: the model learns little after that."""
 _BOUNDS = tuple(f"trainer.max_{bound}" for bound in ("steps", "epochs", "minutes"))
@@ -48,7 +51,11 @@ def with_size(values: Layer) -> Layer:
         chosen = {**_TRAINING, "model": chosen["model"] | _TRAINING["model"]}
         if all(values.get(bound) is None for bound in _BOUNDS):
             chosen["trainer"] = {"max_epochs": _EPOCHS}
+    if size in ("tiny", "small"):
+        chosen["translation"] = _TRANSLATION
     layer: Layer = {}
+    if values.get("criterion.teacher") and values.get("model.towers") == "shared":
+        layer["model.encoder"] = values["criterion.teacher"]  # the student starts from its teacher
     for section in sections_of(values):
         options = chosen.get(section.kind, {}) | chosen.get(str(section.name), {})
         layer |= {spec.key: options[spec.name] for spec in section.fields() if spec.name in options}

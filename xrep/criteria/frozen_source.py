@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from xrep.config.fields import CountOrZero
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
-from xrep.criteria.criterion import Loss, Planned, Term, percentage
+from xrep.criteria.criterion import Loss, Planned, Term, merged, percentage
 from xrep.criteria.in_batch import Temperature, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
 from xrep.data.batch import Batch, TextSpec
-from xrep.data.teacher_vectors import TeacherVectors
+from xrep.data.teacher_vectors import TeacherVectors, check_width
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
@@ -44,9 +44,10 @@ class FrozenSource(ContrastiveCriterion):
         - Needs: pairs (task bitext) and a good encoder of one language, as a tower of its own or by its vectors
             (``teacher_vectors``), which save the teacher's part of each step.
         - Choose it: to teach a language to a new encoder, with the similarity that the teacher has learnt.
-        - Related: with ``loss: mse`` it is the distillation of Reimers and Gurevych (2020). ``source: trained`` gives
-            the models that the paper compares with (table 5, queue 0): the dual encoder (``towers: separate``) and the
-            multilingual one (``shared``).
+        - Related: with ``loss: mse`` and ``sides: both`` it is the distillation of Reimers and Gurevych (2020); the
+            recipe ``multilingual_student`` is of this kind. ``source: trained`` gives the models that the paper
+            compares with (table 5, queue 0): the dual encoder (``towers: separate``) and the multilingual one
+            (``shared``).
         - Left open: whether the temperature is bounded (here by [0.01, 1]). Hard negatives (option ``negatives`` of the
             task) are of the target side of the pairs, so they need ``source_side: target``.
 
@@ -56,8 +57,8 @@ class FrozenSource(ContrastiveCriterion):
         ```
 
     Raises:
-        UserError: the frozen tower is also the target's or starts from an encoder of other languages, files of
-            ``teacher_vectors`` cannot be used, or the student has another width.
+        UserError: the frozen tower is also the target's or starts from an encoder of other languages, the ``teacher``
+            or files of ``teacher_vectors`` cannot be used, or the student has another width.
     """
 
     reads = (ExampleKind.TRANSLATIONS,)
@@ -72,9 +73,12 @@ class FrozenSource(ContrastiveCriterion):
         with (table 5)."""
         source_side: Literal["source", "target"] = "source"
         """Side of the training pairs whose encoder teaches. English is the target side of all text that xrep reads."""
-        loss: Literal["contrastive", "mse"] = "contrastive"
-        """contrastive: InfoNCE. mse: the squared distance between target and source vector, which is the distillation
-        of Reimers and Gurevych (2020), here for the target language only."""
+        sides: Literal["target", "both"] = "target"
+        """What learns the teacher's vector of the source sentence: the vector of its translation (target), or also that
+        of the source sentence itself (both), so that one student (towers: shared) reads all languages."""
+        loss: Literal["contrastive", "mse", "both"] = "contrastive"
+        """contrastive: InfoNCE. mse: the squared distance between the student's and the teacher's vector, as in the
+        distillation of Reimers and Gurevych (2020). both: their sum."""
         queue_size: CountOrZero = 0
         """Number of source vectors of earlier steps that are used as further negatives: 10000 for base, 200000 for
         large encoders (table 6). 0: only the batch. It need not be a multiple of the batch size."""
@@ -85,6 +89,11 @@ class FrozenSource(ContrastiveCriterion):
         mask_equal_sentences: bool = False
         """Do not use a pair as a negative if it shares a sentence with the query's pair. Off in the paper; turn it on
         if sentences repeat."""
+        teacher: str | None = None
+        """Encoder that teaches: a directory of sentence-transformers, or what else xrep-encode opens. It encodes each
+        different source sentence of the text once before training (as the vocabulary writes it), and the vectors are
+        kept below XREP_HOME. As with teacher_vectors, the model is the student alone if towers are shared; it then
+        starts from its teacher unless another `encoder` is named."""
         teacher_vectors: str | None = None
         """Vectors of the source sentences, computed once before training: a .npy file of floats [N, D], such as that of
         xrep-encode, with one row for each line of teacher_text. With a source tower (towers separate) the vectors
@@ -103,13 +112,17 @@ class FrozenSource(ContrastiveCriterion):
             for name, is_set in (("queue_size", self.queue_size > 0), ("mask_margin", self.mask_margin is not None)):
                 if is_set and self.loss == "mse":
                     problems.append(f"{name} is for loss: contrastive; mse has no negatives")
+            if self.teacher and self.teacher_vectors:
+                problems.append("teacher computes what teacher_vectors has; give one of them")
             if bool(self.teacher_vectors) != bool(self.teacher_text):
                 problems.append("teacher_vectors and teacher_text belong together; give both")
             if self.source == "trained":
                 changed = "vectors would be of an encoder that has changed"
                 needs = {
                     "queue_size": (self.queue_size > 0, f"queued {changed}"),
-                    "loss mse": (self.loss == "mse", "both towers would give one vector for all sentences"),
+                    f"loss {self.loss}": (self.loss != "contrastive", "all sentences would get one vector"),
+                    "sides both": (self.sides == "both", "the source learns with the target anyway"),
+                    "teacher": (bool(self.teacher), "vectors that are computed before cannot be trained"),
                     "teacher_vectors": (bool(self.teacher_vectors), "vectors of a file cannot be trained"),
                 }
                 problems += [f"{name} needs source: frozen; {why}" for name, (is_set, why) in needs.items() if is_set]
@@ -120,19 +133,23 @@ class FrozenSource(ContrastiveCriterion):
         towers = {"source": model.tower(text.source_languages[0]), "target": model.tower(text.target_languages[0])}
         self._source_side, self._target_side = SIDES if config.source_side == "source" else SIDES[::-1]
         self._source, self._target = towers[self._source_side], towers[self._target_side]
+        self._width = model.output_size
         self._teacher, self._warnings = _open_teacher(config, model), list[str]()
         self._student_alone = config.source == "frozen" and self._source == self._target
-        is_compared = config.loss == "contrastive" and not self._student_alone
+        is_compared = config.loss != "mse" and not self._student_alone
         self.uses_hard_negatives = is_compared and self._source_side == "target"
-        if self._student_alone and self._teacher is None:
+        if self._student_alone and self._teacher is None and config.teacher is None:
             problem = "a frozen source needs a tower of its own, and this model has one for both sides"
-            raise UserError(problem, cure="set `towers` to separate, or `source` to trained")
+            raise UserError(problem, cure="name a `teacher`, or set `towers` to separate or `source` to trained")
+        if config.sides == "both" and not self._student_alone:
+            problem = "`sides` both is for one student of all languages, and this model has two towers"
+            raise UserError(problem, cure="set `towers` to shared")
         if config.source == "frozen" and not self._student_alone:
             self._warnings = self._check_languages(model, text)
             names = [name.split(".") for name, _ in model.named_parameters()]
             self.frozen = list(dict.fromkeys(".".join(name[:2]) for name in names if name[1] == self._source))
         self._projects_at_random = bool(self.frozen) and self._source in model.new_projections
-        learnable = config.loss == "contrastive" and config.learnable_temperature
+        learnable = config.loss != "mse" and config.learnable_temperature
         # A scalar, to which weight decay never applies.
         self.theta = nn.Parameter(torch.tensor(math.log(config.temperature))) if learnable else None
         self.queue = new_queue(config, model.output_size, self._guide)
@@ -159,6 +176,11 @@ class FrozenSource(ContrastiveCriterion):
 
     def prepare(self, task: Task) -> None:
         super().prepare(task)
+        if self.config.teacher is not None:
+            from xrep.criteria.teacher import vectors_of_teacher  # which needs what encodes files
+
+            assert isinstance(task, BitextTask)
+            self._teacher = vectors_of_teacher(self.config.teacher, task, self._source_side, self._width)
         if self._teacher is not None:
             assert isinstance(task, BitextTask)
             side = SIDES.index(self._source_side)
@@ -175,7 +197,7 @@ class FrozenSource(ContrastiveCriterion):
 
     def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
         batch = planned.batch
-        if self.config.source == "trained":
+        if self.config.source == "trained" or self.config.sides == "both":
             vectors = model.encode_pair(batch.source, batch.target)
             negative = () if batch.negatives is None else (model.encode(self._source, batch.negatives.tokens)[0],)
             return Encoded((vectors[::-1] if self._target_side == "target" else vectors) + negative)
@@ -194,12 +216,24 @@ class FrozenSource(ContrastiveCriterion):
         return (vectors, model.encode(self._source, batch.negatives.tokens)[0])
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
+        if self.config.sides == "target":
+            return self._of_student(vectors, planned)
+        *students, source = vectors
+        place = SIDES.index(self._source_side)
+        columns = (slice(None), slice(place, place + 1))  # the sentences that are compared
+        losses = [self._of_student((s, source), planned, own) for s, own in zip(students, columns, strict=True)]
+        whole = merged(losses, [len(planned)] * len(losses))
+        whole.found = losses[0].found
+        return whole
+
+    def _of_student(self, vectors: tuple[Tensor, ...], planned: Planned, columns: slice = slice(None)) -> Loss:
         ids, (target, source, *negative) = planned.batch.ids, vectors
+        squared = 0.0 if self.config.loss == "contrastive" else (target - source).square().sum()
         if self.config.loss == "mse":
-            return Loss({self.term: Term((target - source).square().sum())})
+            return Loss({self.term: Term(torch.as_tensor(squared))})
         tau = self.config.temperature if self.theta is None else self.theta.exp()
         mask_equal, sizes, keys = self.config.mask_equal_sentences, planned.rank_rows, None
-        judge = self.config.judge(planned, reverse=self._target_side == "target")
+        judge = self.config.judge(planned, columns, reverse=self._target_side == "target")
         if self.config.source == "trained":
             masked = ids if mask_equal else None
             given = {"ids": masked, "judge": judge, "group": current_group(), "sizes": sizes}
@@ -215,7 +249,7 @@ class FrozenSource(ContrastiveCriterion):
         metrics = {"accuracy": percentage(correct)}
         if isinstance(tau, Tensor):
             metrics["temperature"] = tau.detach()
-        return Loss({self.term: Term(loss.sum())}, metrics, found=keys)
+        return Loss({self.term: Term(loss.sum() + squared)}, metrics, found=keys)
 
     def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
         if self.queue is not None:
@@ -245,7 +279,5 @@ def _open_teacher(config: FrozenSource.Config, model: DualEncoder) -> TeacherVec
     if config.teacher_vectors is None or config.teacher_text is None:
         return None
     teacher = TeacherVectors(config.teacher_vectors, config.teacher_text)
-    if teacher.width != model.output_size:
-        problem = f"vectors of {teacher.width} numbers, the model's have {model.output_size}"
-        raise UserError(problem, path=teacher.path, cure=f"set `projection_size` to {teacher.width}")
+    check_width(teacher.width, model.output_size, teacher.path)
     return teacher

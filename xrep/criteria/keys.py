@@ -42,7 +42,7 @@ def among_batch(
     Returns:
         The result, and the keys and ids of all ranks, and the keys' vectors of the judge's guide, if it has one.
     """
-    of_positive = None if judge is None or judge.guide is None else judge.guide[:, 1]
+    of_positive = None if judge is None or judge.guide is None else judge.guide[:, -1]
     (keys, key_ids, guide), first = gathered([positive, ids, of_positive], current_group(), sizes)
     rows = torch.arange(len(keys), device=keys.device).unsqueeze(1)
     own = rows[first : first + len(positive)]  # a query's positive is not one of its negatives

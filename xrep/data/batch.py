@@ -53,6 +53,11 @@ class Vocabulary:
         ids = (self.pad_id, self.unk_id, self.bos_id, self.eos_id, self.mask_id)
         return sorted({special for special in ids if special is not None})
 
+    @property
+    def unwritten(self) -> list[int]:
+        """The ids of the special tokens that no translation has, sorted."""
+        return [special for special in self.special_ids if special not in (self.unk_id, self.eos_id)]
+
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
         special = {f"{name}_id": getattr(tokenizer, f"{name}_id") for name in ("pad", "unk", "bos", "eos", "mask")}
@@ -242,7 +247,7 @@ class Batch(Movable):
               ``TextSpec.languages``.
             - ``ids``: int64 [B, S]; equal numbers in a column mean equal sentences.
             - ``labels``: int64, what is to be predicted: the class of each example [B], the tag of each token [B, T],
-              or the first and last token of an answer [B, 2].
+              or the first and last token of an answer [B, 2]; float32 [B], how similar the sentences of a pair are.
             - ``guide``: float32 [B, S, G], the vectors of another encoder that judges the sentences, if there is one.
         places: int64 [B, S], for examples whose sentences are divided among the sides by language: the place of each
             sentence in the rows of the first side followed by those of the second.

@@ -2,7 +2,8 @@
 
 Either way a batch is a contiguous part of the order, and the cursor is the number of examples consumed so far. A run
 can therefore resume exactly with another batch size, another budget, a budget instead of a batch size or the reverse,
-or another number of ranks.
+or another number of ranks. Of a ``GroupedOrder`` a batch is a contiguous part of the order of one group, and the cursor
+is the number of examples of each group.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from xrep.data.order import WINDOW_SIZE, ExampleOrder, by_group
+from xrep.data.order import WINDOW_SIZE, ExampleOrder, GroupedOrder, by_group
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 
@@ -58,14 +60,15 @@ class TokenBudget:
 
 
 def plan_batches(
-    order: ExampleOrder,
+    order: ExampleOrder | GroupedOrder,
     size: int | TokenBudget,
-    cursor: int | None = None,
+    cursor: Any = None,
     rank: int = 0,
     world_size: int = 1,
     stop: int | None = None,
 ) -> Iterator[Plan]:
-    """Yield the plans of the training batches of one rank, after the first ``cursor`` examples of the run.
+    """Yield the plans of the training batches of one rank, after the first ``cursor`` examples of the run, or after
+    those of each group.
 
     There is no end unless ``stop`` gives the number of the last example. ``Plan.rows`` is (corpus, row) of each
     example, int64 [N, 2]. ``Plan.cursor`` counts the examples consumed so far.
@@ -74,6 +77,9 @@ def plan_batches(
     split into one part per rank; at the end, parts may be smaller or empty. A budget is filled on every rank (like
     fairseq's --max-tokens). The parts of the ranks follow each other; at the end, those of the last ranks may be empty.
     """
+    if isinstance(order, GroupedOrder):
+        yield from _plan_groups(order, size, cursor, rank, world_size, stop)
+        return
     end = cursor or 0
     if isinstance(size, TokenBudget):
         batches = _cut(order, size, end, stop)
@@ -84,16 +90,42 @@ def plan_batches(
     while stop is None or end < stop:
         start, end = end, end + size * world_size
         end = end if stop is None else min(end, stop)
-        # As np.array_split divides the global batch; the other ranks' examples are not looked up.
-        part, larger = divmod(end - start, world_size)
-        first = start + rank * part + min(rank, larger)
-        yield Plan(order.take(first, first + part + (rank < larger)), end, end)
+        yield Plan(_own_part(order, start, end, rank, world_size), end, end)
 
 
-def mean_size(order: ExampleOrder, size: int | TokenBudget) -> float:
+def _own_part(order: ExampleOrder, start: int, end: int, rank: int, world_size: int) -> np.ndarray:
+    """Return a rank's part of a global batch, which np.array_split would divide so; those of others are not looked
+    up."""
+    part, larger = divmod(end - start, world_size)
+    first = start + rank * part + min(rank, larger)
+    return order.take(first, first + part + (rank < larger))
+
+
+def _plan_groups(
+    order: GroupedOrder, size: int | TokenBudget, cursor: Any, rank: int, world_size: int, stop: int | None
+) -> Iterator[Plan]:
+    """Yield what ``plan_batches`` yields. What is left of a group in an epoch is divided evenly into batches, so that
+    none is much smaller than the others; with a budget, the last one is smaller."""
+    taken = list(cursor or [0] * len(order.groups))
+    while stop is None or sum(taken) < stop:
+        whole = 1 if isinstance(size, TokenBudget) else size * world_size
+        group, left = order.draw(taken, whole)
+        own, start = order.groups[group], taken[group]
+        end = start + (left if stop is None else min(left, stop - sum(taken)))
+        if isinstance(size, TokenBudget):
+            parts = list(islice(_cut(own, size, start, end), world_size))
+            rows, end = parts[rank] if rank < len(parts) else parts[0][:0], start + sum(map(len, parts))
+        else:
+            end = min(end, start + -(-left // -(-left // whole)))
+            rows = _own_part(own, start, end, rank, world_size)
+        taken[group] = end
+        yield Plan(rows, list(taken), sum(taken))
+
+
+def mean_size(order: ExampleOrder | GroupedOrder, size: int | TokenBudget) -> float:
     """Return the mean number of examples of a rank's batch; with a budget, over the first examples of the order."""
     if not isinstance(size, TokenBudget):
-        return size
+        return order.epoch_size / sum(-(-order.quotas // size)) if isinstance(order, GroupedOrder) else size
     first = min(order.epoch_size, WINDOW_SIZE)
     return first / sum(1 for _ in plan_batches(order, size, stop=first))
 
@@ -118,13 +150,18 @@ def _cut(order: ExampleOrder, budget: TokenBudget, start: int, stop: int | None)
             examples = np.concatenate([examples, more])
 
 
-def check_size(order: ExampleOrder, size: int | TokenBudget, unit: str, world_size: int, path: str | Path) -> None:
-    """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks.
+def check_size(
+    order: ExampleOrder | GroupedOrder, size: int | TokenBudget, unit: str, world_size: int, path: str | Path
+) -> None:
+    """Raise UserError if an epoch, or all of the largest group, is smaller than one batch on each of ``world_size``
+    ranks.
 
     Args:
         unit: Name of the examples in the error message.
         path: Where the examples are stored.
     """
+    if isinstance(order, GroupedOrder):
+        order, unit = max(order.groups, key=lambda group: group.epoch_size), f"{unit} of the largest group"
     if isinstance(size, TokenBudget):
         # One example more than the epoch has is allowed. If it still fits, the epoch does not fill the batches.
         needed = next(plan_batches(order, size, None, 0, world_size, order.epoch_size + 1)).examples

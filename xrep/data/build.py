@@ -199,6 +199,6 @@ def train_vocabulary(
     maximum = min(int(_TOKENIZER_CHARACTERS / longest), _TOKENIZER_SENTENCES)
     sample = sample_for_tokenizer(read(), counts, exponent=exponent, maximum=maximum)
     tokenizer = train_tokenizer(sample, size, directory)
-    if size is None and tokenizer.vocabulary_size < USUAL_VOCABULARY:
+    if tokenizer.vocabulary_size < (size or USUAL_VOCABULARY):
         log(f"the text is enough for {tokenizer.vocabulary_size:,} pieces")
     return tokenizer

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +59,11 @@ def list_corpora(
             notes += [note] if note else []
             corpora[name] = Corpus(split, name, replace(read, paths=tuple(map(repeatable, read.paths))))
     return list(corpora.values()), notes
+
+
+def kept_of_corpora(manifest: Mapping[str, Any], pair: str) -> list[int]:
+    """Return the number of training pairs of each corpus of a language pair, in the order of the rows of its table."""
+    return [counts[FATES[KEPT]] for name, counts in manifest["cleaning"].items() if name.startswith(f"{pair} ")]
 
 
 def clean(

@@ -1,8 +1,9 @@
-"""Tables of natural language inference data: labelled pairs or triplets, in one or several languages.
+"""Tables of labelled pairs or triplets, in one or several languages: of natural language inference, or with a score.
 
 The directory is built once for the same files and options. Each split has one table, with a column of tokens for each
 sentence (premise and hypothesis, or anchor, positive and negative), and with ``hashes`` (uint64 [n, S]), ``languages``
-(uint8 [n, S], places in the manifest's ``languages``) and ``labels`` (int64 [n], classes; -1 in triplets).
+(uint8 [n, S], places in the manifest's ``languages``) and ``labels`` (int64 [n], classes, -1 in triplets; float32 [n],
+scores).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from xrep.text.cleaning import sentence_hashes
 from xrep.text.examples import Example
 from xrep.text.find import TextFile, discover_nli
 from xrep.text.nli import read_nli
+from xrep.text.scored_pairs import SCORED, read_scored_pairs
 from xrep.text.sides import Tokenizers, tokenizer_of
 
 
@@ -28,7 +31,10 @@ from xrep.text.sides import Tokenizers, tokenizer_of
 class NliOptions:
     """Options for turning raw text into examples."""
 
-    triplets: bool
+    form: Literal["pairs", "triplets", "scored"]
+    """Labelled pairs, triplets, or pairs with a score of their similarity."""
+    scale: tuple[float, float] | None = None
+    """Lowest and highest score."""
     language: str
     """Language of the files whose names do not contain one."""
     cross_lingual: bool = False
@@ -43,25 +49,28 @@ class NliOptions:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns of sentences."""
-        return ("anchor", "positive", "negative") if self.triplets else ("premise", "hypothesis")
+        return ("anchor", "positive", "negative") if self.form == "triplets" else ("premise", "hypothesis")
 
     def side(self, language: str) -> str:
         return "target" if language in self.target_languages else "source"
 
 
 def prepare_nli(path: str | Path, options: NliOptions, tokenizers: Tokenizers) -> DataDirectory:
-    """Read and tokenise inference data (layouts: ``xrep.text.nli``) unless this was done before, and open it.
+    """Read and tokenise inference data or scored pairs (layouts: ``xrep.text.nli``, ``xrep.text.scored_pairs``) unless
+    this was done before, and open them.
 
     Args:
         tokenizers: Tokenizers by side; empty to train one on the training text.
 
     Raises:
-        UserError: For the same reasons as ``discover_nli`` and ``read_nli``, or if no example is left.
+        UserError: As ``discover_nli``, ``read_nli`` and ``read_scored_pairs``, or if no example is left.
     """
-    files = discover_nli(path, options.language)
+    files = discover_nli(path, options.language, *(["scored pairs", SCORED] if options.scale else []))
 
     def read(split: str, counts: Counter[str] | None = None) -> Iterator[Example]:
-        triplets, crossed = options.triplets, options.cross_lingual
+        if options.scale:
+            return read_scored_pairs(files[split], options.scale, Counter() if counts is None else counts)
+        triplets, crossed = options.form == "triplets", options.cross_lingual
         return read_nli(files[split], triplets=triplets, cross_lingual=crossed, counts=counts)
 
     def fill(builder: Builder) -> None:
@@ -106,7 +115,7 @@ def _write(
         **dict.fromkeys(names, tokens),
         "hashes": ColumnType("<u8", len(names)),
         "languages": ColumnType("u1", len(names)),
-        "labels": ColumnType("<i8"),
+        "labels": ColumnType("<f4" if options.form == "scored" else "<i8"),
     }
     with builder.table(split, "-".join(names), schema) as table:
         for chunk in chunks(examples):
@@ -127,7 +136,7 @@ def _write(
                     "labels": np.array([-1 if example.label is None else example.label for example in chunk]),
                 }
             )
-    unit = "triplets" if options.triplets else "pairs"
+    unit = "triplets" if options.form == "triplets" else "pairs"
     left_out = "".join(f", {count:,} left out ({why})" for why, count in counts.items() if count and why != "read")
     print(f"{split}: {table.rows:,} {unit} of {counts['read']:,} examples{left_out}")
 
@@ -145,6 +154,6 @@ def _encode(texts: Sequence[tuple[str, str]], builder: Builder, options: NliOpti
 
 
 def _nothing(split: str, files: list[TextFile], options: NliOptions) -> UserError:
-    triplets = "triplet (an entailment and a contradiction of one premise)"
-    problem = f"no {triplets if options.triplets else 'labelled pair'} for {split}"
-    return UserError(problem, path=files[0].path, cure="check the files")
+    triplet = "triplet (an entailment and a contradiction of one premise)"
+    what = {"pairs": "labelled pair", "triplets": triplet, "scored": "pair with a score"}[options.form]
+    return UserError(f"no {what} for {split}", path=files[0].path, cure="check the files")

@@ -5,16 +5,20 @@ length, cut into blocks of 64 examples, and the blocks are shuffled. Batches are
 (the number of examples consumed so far). The order therefore depends neither on the batch size nor on the number of
 ranks, and a run resumes exactly even if one of them has changed. The permutation is computed instead of stored (by a
 Feistel network with cycle walking), so memory does not grow with the corpus.
+
+Where each batch is of one language pair or corpus (``GroupedOrder``), each of these has such an order, and the cursor
+says how many examples of each were consumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from xrep.hashing import mix
+from xrep.hashing import GOLDEN, mix
 
 BLOCK_SIZE = 64
 WINDOW_SIZE = 65_536
@@ -154,3 +158,60 @@ class ExampleOrder:
         corpus_of, numbers = both // span, both % span + first
         keys = [(self._seed, number, corpus + 2) for corpus, number in np.stack([corpus_of, numbers], axis=1).tolist()]
         return permute_groups(offsets, groups, self._sizes[corpus_of], keys)
+
+
+class RowRange(NamedTuple):
+    """The examples of a table that make a group: ``size`` ones from ``first`` on."""
+
+    table: int
+    first: int
+    size: int
+
+
+class GroupOrder(ExampleOrder):
+    """The endless order of the examples of one group."""
+
+    def __init__(self, group: RowRange, seed: int, lengths: Callable[[int, np.ndarray], np.ndarray]) -> None:
+        super().__init__([group.size], 1.0, seed, lambda _, rows: lengths(group.table, group.first + rows))
+        self._group = group
+
+    def take(self, start: int, stop: int) -> np.ndarray:
+        """Return table, row and place in this order of the examples: int64 [stop - start, 3]."""
+        rows = self._group.first + super().take(start, stop)[:, 1]
+        return np.stack([np.full_like(rows, self._group.table), rows, np.arange(start, stop)], axis=1)
+
+
+class GroupedOrder:
+    """The order of examples whose batches are each of one group: which group is next, and the order in each of them.
+
+    An epoch has a number of examples of each group, its quota, and ends for all groups at once. Its batches come in a
+    random order, which depends on the seed, on how many examples of each group were consumed before, and on the batch
+    size over all ranks. The order inside a group depends on the seed alone.
+
+    Args:
+        groups: The groups, which have no example in common.
+        alpha: The quotas are proportional to n ** alpha, where n is the size of a group, as in ``ExampleOrder``.
+        seed, lengths: As of ``ExampleOrder``.
+    """
+
+    def __init__(
+        self, groups: Sequence[RowRange], alpha: float, seed: int, lengths: Callable[[int, np.ndarray], np.ndarray]
+    ) -> None:
+        sizes = [group.size for group in groups]
+        self.epoch_size, self.quotas, self._seed = sum(sizes), sampling_quotas(sizes, alpha), seed % 2**64
+        self.groups = [GroupOrder(group, seed + number * GOLDEN, lengths) for number, group in enumerate(groups)]
+
+    def draw(self, taken: Sequence[int], size: int) -> tuple[int, int]:
+        """Return the group of the next batch, and the number of its examples that are left in this epoch. Every order
+        of the batches that are left is as likely.
+
+        Args:
+            taken: Number of examples of each group that were consumed so far.
+            size: Number of examples in a batch.
+        """
+        consumed = sum(taken)
+        left = np.maximum((consumed // self.epoch_size + 1) * self.quotas - taken, 0)
+        borders = np.cumsum(-(-left // size))
+        drawn = np.random.default_rng((self._seed, consumed, 2)).integers(borders[-1])
+        group = int(np.searchsorted(borders, drawn, side="right"))
+        return group, int(left[group])

@@ -39,8 +39,8 @@ class PreprocessOptions:
     """Options for turning raw text into a data directory."""
 
     vocabulary_size: VocabularySize | None = None
-    """Number of pieces of the SentencePiece vocabulary to train, including the special ones.
-    None: 16,000, or fewer if the text is too small."""
+    """Number of pieces of the SentencePiece vocabulary to train, including the special ones,
+    fewer if the text is too small. None: 16,000."""
     tokenizers: dict[str, str] = field(default_factory=dict)
     """Tokenizers to use (folders, ``.model`` files, directories of pretrained encoders), by side: ``shared``, or
     ``source`` and ``target``. If empty, one is trained on the training text. If only one side is given, a tokenizer is

@@ -32,16 +32,24 @@ class TeacherVectors:
         vectors: The address of vectors [N, D] as xrep-encode writes them: a ``.npy`` file or a folder.
         text: The address of a UTF-8 file with one sentence per line, optionally compressed.
         option: The name of the option of the vectors, and in front of ``_text`` that of the text.
+        hashes: The hashes of the lines, uint64 [N], if they are known, sorted and all different. That of sentences
+            without words may be one of them, which then share a vector.
 
     Raises:
         UserError: A file does not exist, or the two files do not belong together.
     """
 
-    def __init__(self, vectors: str | Path, text: str | Path, option: str = "teacher") -> None:
+    def __init__(
+        self, vectors: str | Path, text: str | Path, option: str = "teacher", hashes: np.ndarray | None = None
+    ) -> None:
         self.path, self.text = vectors, text
         cure = _LAYOUT.format(f"{option}_vectors" if option == "teacher" else option, option)
         self._vectors = Vectors(self.path, cure=cure)
         self.width = self._vectors.size
+        self._shares = hashes is not None
+        if hashes is not None:
+            self._hashes, self._lines = hashes, np.arange(len(hashes))
+            return
         data = _sorted_lines(text)
         if data.manifest["lines"] != len(self._vectors):
             problem = f"{len(self._vectors)} vectors, but {self.text} has {data.manifest['lines']} lines"
@@ -51,7 +59,7 @@ class TeacherVectors:
 
     def has(self, hashes: np.ndarray) -> np.ndarray:
         """Return whether sentences with these hashes, uint64 [...], have a vector, bool [...]."""
-        return (hashes != NO_KEY) & (find_sorted(self._hashes, hashes) >= 0)
+        return (self._shares | (hashes != NO_KEY)) & (find_sorted(self._hashes, hashes) >= 0)
 
     def of(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the vectors of sentences with these ids, int64 [...], at length 1: float32 [..., D]; NaN for those of
@@ -64,7 +72,7 @@ class TeacherVectors:
     def rows(self, hashes: np.ndarray) -> np.ndarray:
         """Return the row of the vector of each sentence, int64 [N], given the sentences' hashes, uint64 [N]. Raises
         UserError if a sentence has no vector."""
-        if wordless := np.count_nonzero(hashes == NO_KEY):
+        if not self._shares and (wordless := np.count_nonzero(hashes == NO_KEY)):
             problem = f"{wordless} of {len(hashes)} training sentences that need a vector have no words"
             raise UserError(problem, path=self.text, cure="remove their pairs; such lines cannot be told apart")
         places = find_sorted(self._hashes, hashes)
@@ -83,6 +91,13 @@ class TeacherVectors:
             problem = f"the vector of line {int(rows[~finite][0]) + 1} is not finite"
             raise UserError(problem, path=self.path, cure="check the system that made it")
         return vectors
+
+
+def check_width(given: int, width: int, path: str | Path) -> None:
+    """Raise UserError if a teacher's vectors have another width than the student's."""
+    if given != width:
+        problem = f"vectors of {given} numbers, the model's have {width}"
+        raise UserError(problem, path=path, cure=f"set `projection_size` to {given}")
 
 
 def _sorted_lines(text: str | Path) -> DataDirectory:

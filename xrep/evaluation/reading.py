@@ -17,6 +17,7 @@ from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples
 from xrep.text import examples as text_readers
 from xrep.text.languages import canonical, refuse_pair
+from xrep.text.records import cells
 
 SHOWN = ("de", "en", "es", "fr", "ja", "ko", "zh")
 """The languages of PAWS-X, which are also those of figure 2 in "Universal Sentence Representation Learning with
@@ -70,14 +71,6 @@ def existing_folder(path: str | Path, cure: str) -> Path:
     if not Path(path).is_dir():
         raise UserError("no such folder", path=path, cure=cure)
     return Path(path)
-
-
-def cells(path: Path, number: int, columns: list[str], least: int) -> list[str]:
-    """Return the columns of a line, of which there must be at least ``least``."""
-    if len(columns) < least:
-        problem = f"{len(columns)} columns where {least} are needed"
-        raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
-    return columns
 
 
 def folders_with(folder: Path, pattern: str = ".*") -> dict[Path, list[str]]:

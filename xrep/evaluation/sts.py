@@ -1,8 +1,8 @@
 """Zero-shot semantic textual similarity, on data sets in the format in which they are published.
 
 The sets are STS12 to STS16 (SemEval; Agirre et al., 2012 to 2016), where a blank line means that the pair has no score,
-STS-B (Cer et al., 2017), whose .csv files are in fact tab-separated and without quotes, its translations, and SICK-R
-(Marelli et al., 2014). The three ways to average subsets differ by points (Gao et al., 2021, "SimCSE", appendix B).
+STS-B, its translations and SICK-R. The three ways to average subsets differ by points (Gao et al., 2021, "SimCSE",
+appendix B).
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder, encode_columns
 from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions
-from xrep.evaluation.reading import cells, check_least, choose_languages, existing_folder, folders_with
+from xrep.evaluation.reading import check_least, choose_languages, existing_folder, folders_with
 from xrep.metrics import components
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
 from xrep.store.vectors import normalize_rows
 from xrep.tables import table
 from xrep.text.examples import read_parallel
-from xrep.text.languages import canonical
-from xrep.text.lines import read_lines
-from xrep.text.records import read_csv
+from xrep.text.records import cells
+from xrep.text.scored_pairs import score_of, scored_set
 
 if TYPE_CHECKING:
     from xrep.inference.sentence_encoder import SentenceEncoder
@@ -48,13 +47,6 @@ Correlations = dict[str, dict[str, dict[str, Any]]]
 SEVEN = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 """The data sets of the published average (SimCSE; CMLM, table 2), which is given if all of them were measured."""
 _FILES = r"STS\.input\..+\.txt|sts-test\.csv|SICK_test_annotated\.txt|stsb-.+-test\.csv"
-_SPLITS = {"SICK_test_annotated": "test", "SICK_trial": "dev", "SICK_train": "train"}
-_SETS = {
-    "SICK-R": (re.compile(r"(?P<split>SICK_test_annotated|SICK_trial|SICK_train)\.txt"), (1, 2, 3)),
-    "STS-B": (re.compile(r"sts-(?P<split>train|dev|test)\.csv"), (5, 6, 4)),
-    "STS-B {}": (re.compile(r"stsb-(?P<language>[A-Za-z-]+)-(?P<split>train|dev|test)\.csv"), (0, 1, 2)),
-}
-"""Names of data sets -> names of their files, and the columns of the two sentences and the score."""
 _YEAR = re.compile(r"STS[-_ ]?(?:20)?(1[2-6])(?!\d)", re.IGNORECASE)
 _LAYOUTS = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb_multi_mt, or one of these"
 _Row = tuple[str, Path, int, list[str]]
@@ -211,19 +203,10 @@ def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
 
 def read_set(file: Path, split: str | None = None) -> Examples | None:
     """Read a file of STS-B, its translations or SICK; None if its name is of none of them, or of another split."""
-    for template, (pattern, columns) in _SETS.items():
-        if match := pattern.fullmatch(file.name):
-            its_split, language = _SPLITS.get(match["split"], match["split"]), match.groupdict().get("language", "en")
-            name = template.format(canonical(language))
-            if split not in (None, its_split):
-                return None
-            tabbed = ((line, text.split("\t")) for line, text in read_lines(file))
-            lines = read_csv(file, ",") if "{}" in template else tabbed
-            found = ((line, cells(file, line, fields, max(columns) + 1)) for line, fields in lines)
-            rows = [(name, file, line, [fields[column] for column in columns]) for line, fields in found]
-            rows = [row for row in rows if row[-1][2] != "relatedness_score"]
-            return _examples(name, its_split, canonical(language), rows, [file])
-    return None
+    own = scored_set(file)
+    if own is None or split not in (None, own.split):
+        return None
+    return _examples(own.name, own.split, own.language, [(own.name, file, *row) for row in own.rows], [file])
 
 
 def read_semeval(folder: Path) -> Examples:
@@ -249,17 +232,7 @@ def _examples(name: str, split: str, language: str, rows: Sequence[_Row], files:
     scored = [row for row in rows if row[-1][2].strip()]
     if len(scored) < 2:
         raise UserError(f"{len(scored)} scored pairs, a correlation needs 2", path=files[0], cure="fetch it again")
-    gold = [(_number(fields[2], path, line), subset) for subset, path, line, fields in scored]
+    gold = [(score_of(fields[2], (0, 5), path, line), subset) for subset, path, line, fields in scored]
     columns = tuple([fields[side].replace("\n", " ") for *_, fields in scored] for side in (0, 1))
     scores = np.array(gold, dtype=[("score", np.float64), ("subset", object)])
     return Examples(name, (language, language), columns, scores, tuple(files), split)
-
-
-def _number(score: str, path: Path, line: int) -> float:
-    try:
-        if 0 <= (number := float(score)) <= 5:
-            return number
-    except ValueError:
-        pass
-    problem = f"{score.strip()[:40]!r} is not a score of 0 to 5"
-    raise UserError(problem, path=path, line=line, cure="fetch the file again")

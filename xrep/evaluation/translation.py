@@ -52,10 +52,10 @@ class TranslationQuality(TableEvaluation):
         """Length penalty: exponent of the length that divides scores. Above 1, longer translations win."""
         lenpen_form: Literal["fairseq", "gnmt"] = "fairseq"
         """Form of the length penalty: length^A, or ((5 + length) / 6)^A as in the GNMT paper."""
-        max_length_a: float = 0.0
+        max_length_a: float = 2.0
         """The value a in the maximum length of a translation, a · x + b subwords for a source of x subwords. The
         length that the model was trained on is a limit as well."""
-        max_length_b: int = 200
+        max_length_b: int = 20
         """The value b in the maximum length of a translation."""
         max_tokens: Count = 4096
         """Number of subwords, times the beam size, that are translated at once."""

@@ -35,20 +35,18 @@ _LAYOUTS = "name flores200_dataset/ or NTREX-128/, or pairs such as de-en=FILE.d
 class XSim(TableEvaluation):
     """Measure LASER's error rates xSIM and xSIM++ on FLORES-200, NTREX-128 or your own pairs.
 
-    --data is a set as it is published, or parallel text as xrep-preprocess takes it:
-      flores200_dataset/      {dev,devtest}/deu_Latn.{dev,devtest} and its like
-      NTREX-128/              newstest2019-src.eng.txt, newstest2019-ref.deu.txt and its like
-      de-en=FILE.de,FILE.en   pairs
+    --data is one of these folders as published, or parallel text as xrep-preprocess takes it (de-en=FILE.de,FILE.en):
+      flores200_dataset/   {dev,devtest}/deu_Latn.{dev,devtest} and its like
+      NTREX-128/           newstest2019-src.eng.txt, newstest2019-ref.deu.txt and its like
 
-    Protocol: of the 4 nearest neighbours of a sentence, that with the best margin is found. It is an error if its text
-    is not that of the translation. The error rates are percentages: searching English (xx-en), which is LASER's figure,
-    and searching with English (en-xx). Unlike this, xrep-eval tatoeba scores all sentences, not only the nearest, and
-    compares the lines, not their text; xrep-eval bucc extracts pairs by a threshold.
+    Protocol: of the 4 nearest neighbours of a sentence, the one with the best margin is found. It is an error if its
+    text is not that of the translation. xx-en, the percentage of errors in searches of English, is LASER's figure;
+    en-xx searches with English. Unlike this, xrep-eval tatoeba scores all sentences, not only the nearest, and compares
+    lines, not their text; xrep-eval bucc extracts pairs by a threshold.
 
-    xSIM++ searches English together with sentences that differ from it in a name, a number or the meaning. It is
-    measured if devtest_augmented/ is beside devtest/, with LASER's files eng_Latn_augmented.devtest and
-    eng_Latn_errtype.devtest.json. Its errors are also given by the kind of change; for a misaligned sentence another
-    one, or a changed form of another one, was found.
+    xSIM++ also searches sentences that differ from the English ones in a name, a number or the meaning, if LASER's
+    files eng_Latn_augmented.devtest and eng_Latn_errtype.devtest.json are in devtest_augmented/, beside devtest/. Its
+    errors are divided by the kind of change; misaligned ones found another sentence, or a changed form of another one.
 
       xrep-eval xsim --path run1/best --data flores200_dataset/ --langs deu_Latn,fr
       xrep-eval xsim --path run1/best --data NTREX-128/ --random-baseline --json out.json
@@ -61,7 +59,7 @@ class XSim(TableEvaluation):
         langs: str = "all"
         """Languages to measure, as the files name them (zho_Hans) or by code (zh: all its scripts and regions)."""
         target: str = "en"
-        """Language in which translations are searched, named in the same way."""
+        """Language in which translations are searched, named in the same way (zh: the first of its scripts)."""
         split: Literal["devtest", "dev"] = "devtest"
         """Split of FLORES-200."""
         margin: Margin = "ratio"
@@ -94,9 +92,7 @@ class XSim(TableEvaluation):
         ((folder, names),) = found.items()
         matches = ((re.fullmatch(pattern, name), folder / name) for name in names)
         files = {match[1] or match[2]: file for match, file in matches if match}
-        target, *others = sorted(_codes(self.config.target, "target", files), key=len)  # eng is before eng-GB
-        if others and len(others[0]) == len(target):
-            raise UserError(f"`target` {self.config.target} may be {target} or {others[0]}", cure="name one of them")
+        target = min(_codes(self.config.target, "target", files), key=len)  # eng, not eng-GB
         rest = [code for code in files if canonical(code) != canonical(target)]
         codes = {code for name in named(self.config.langs, "langs") for code in _codes(name, "langs", files, rest)}
         texts = [read_columns(code, {code: file, "": files[target]}) for code, file in files.items() if code in codes]

@@ -3,13 +3,14 @@ job of units that any engine does."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -32,7 +33,8 @@ from xrep.store.arrays import ArrayFile, block_bounds
 from xrep.text.cleaning import CleaningOptions, drop_reason, sentence_hash
 from xrep.text.examples import read_pairs
 from xrep.text.find import Bitext
-from xrep.text.scored_text import check_scored, write_scored
+from xrep.text.records import ending_of, has_records, plain_name
+from xrep.text.tmx import write_memory
 from xrep.version import __version__
 
 _PAIRS, _SCORES, _PLACES, _ROWS = "pairs", "scores.npy", "places.npy", "rows.npy"
@@ -50,7 +52,7 @@ class ScoredPairs:
     rule has left out). ``dropped`` counts the pairs that each rule left out. ``histogram`` has the ``edges`` of bins of
     scores, and how many pairs of the ``text``, and ``right`` and ``wrong`` trusted ones, are in each bin. ``trusted``
     has precision, recall and F1 of the threshold, in percent, on as many right pairs as wrong ones, and what follows
-    for a text whose wrong pairs are of that kind: how much of it is right, and how much of what was written.
+    for a text whose wrong pairs are of that kind: how much of what the rules left is right, and of what was written.
     """
 
     path: str
@@ -77,7 +79,8 @@ def score_pairs(
     engine: Engine = LOCAL,
     show_progress: bool = False,
 ) -> ScoredPairs | None:
-    """Write pairs with their scores, in the order of the text, as ``write_scored`` does.
+    """Write pairs with their scores, in the order of the text: lines ``score<TAB>cosine<TAB>source<TAB>target`` or, if
+    the output is called so, ``*.tmx``, with the score as a property, or ``*.jsonl``.
 
     The score is the margin of a pair (``xrep.retrieval.margins``). Neighbours are searched among the different
     sentences of the text, of the trusted pairs and of the ``background``. Pairs that ``cleaning`` drops are neither
@@ -97,13 +100,15 @@ def score_pairs(
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began = time.monotonic()
-    check_scored(output)
+    if plain_name(output) != Path(output).name or (has_records(output) and ending_of(output) not in ("tmx", "jsonl")):
+        raise UserError("this format is not written", path=output, cure="name it .tsv, .tmx or .jsonl")
     if trusted and (options.keep is not None or options.threshold is not None):
         raise UserError("the trusted pairs choose the threshold", cure="leave out `keep` and `threshold`, or `trusted`")
     if options.least_precision is not None and trusted is None:
         raise UserError("`least_precision` is that of trusted pairs", cure="give `trusted`")
     rules, held, aligned = cleaning or CleaningOptions(), HeldEncoder(encoder), [bitext, *filter(None, [trusted])]
-    x, y = sides = [PairedSide(side, aligned, files, rules, held, options) for side, files in enumerate(background)]
+    read = [ReadAligned(side, aligned, files, rules) for side, files in enumerate(background)]
+    x, y = sides = [PairedSide(name, one, held, options) for name, one in zip(("source", "target"), read, strict=True)]
     how = options.index, options.probes, options.index_gigabytes, options.device
     found, merge = search_stages(x, y, *how) if options.margin != "absolute" else ([], None)
     scores = ScorePairs(x, y, merge, options)
@@ -130,8 +135,8 @@ class ReadAligned(Read):
 
     def __init__(self, side: int, aligned: Sequence[Bitext], background: Sequence[str], rules: CleaningOptions) -> None:
         files = [*(bitext.paths[side and -1] for bitext in aligned), *background]
-        super().__init__(("source", "target")[side], files, aligned[0].languages[side], "stripped")
-        self.aligned, self._side, self._rules = aligned, side, rules
+        self.aligned, self.lang, self._side, self._rules = aligned, aligned[0].languages[side], side, rules
+        super().__init__(("source", "target")[side], files, self.lang, "stripped")
 
     @cached_property
     def units(self) -> Sequence[Any]:
@@ -190,20 +195,11 @@ class NumberSentences(Stage):
 class PairedSide(SideSource):
     """One side of the pairs as stages: its text is read, its different sentences are numbered, and it is encoded."""
 
-    def __init__(
-        self,
-        side: int,
-        aligned: Sequence[Bitext],
-        background: Sequence[str],
-        rules: CleaningOptions,
-        encoder: HeldEncoder,
-        options: ScoringOptions,
-    ) -> None:
-        name, self._k = ("source", "target")[side], 1 if options.margin == "absolute" else options.neighbours
-        self.read, origin = ReadAligned(side, aligned, background, rules), aligned[0].languages[side]
-        self._encode = Encode(name, self.read, encoder, search_origin(encoder.encoder, origin, options))
-        self._numbers = NumberSentences(name, self.read, self._k)
-        self.stages: list[Stage] = [self.read, self._numbers, self._encode]
+    def __init__(self, name: str, read: ReadAligned, encoder: HeldEncoder, options: ScoringOptions) -> None:
+        self.read, self._k = read, 1 if options.margin == "absolute" else options.neighbours
+        self._encode = Encode(name, read, encoder, search_origin(encoder.encoder, read.lang, options))
+        self._numbers = NumberSentences(name, read, self._k)
+        self.stages: list[Stage] = [read, self._numbers, self._encode]
 
     @cached_property
     def k(self) -> int:
@@ -274,10 +270,6 @@ class ScorePairs(Stage):
             if (start >= self.counts[0]) == trusted:
                 yield start, result.array(_SCORES).read(slice(None))
 
-    def finite(self) -> Iterator[np.ndarray]:
-        """Yield the scores of the text that are numbers, some at a time."""
-        return (block[~np.isnan(block[:, 0]), 0] for _, block in self.blocks())
-
 
 class WriteScored(Stage):
     """Choose the threshold, and write the pairs that reach it."""
@@ -295,14 +287,16 @@ class WriteScored(Stage):
         if trusted:
             scores = np.concatenate([block[:, 0] for _, block in self._scores.blocks(trusted=True)])
             right, wrong = (some[~np.isnan(some)] for some in np.split(scores, 2))
-            threshold, figures = _between(right, wrong, options.least_precision)
+            scores, is_right = np.concatenate((right, wrong)), np.arange(len(right) + len(wrong)) < len(right)
+            threshold, found = best_threshold(scores, is_right, len(right), options.least_precision)
+            figures = {name: float(vars(found)[name]) for name in ("precision", "recall", "f1")}
         elif options.keep is not None:
             count = min(left, max(1, round(options.keep * pairs)))
             threshold = kth_largest(lambda: (block[:, 0] for _, block in self._scores.blocks()), count)
         least = -np.inf if threshold is None else threshold
         written = sum(len(_reaching(block, least)) for _, block in self._scores.blocks())
         with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
-            write_scored(file, self._output, self._languages, self._rows(least))
+            self._write(file, self._rows(least))
         if figures:
             kept, recall, fallout = written / left, figures["recall"] / 100, float((wrong >= least).sum() / len(right))
             share = min(max((kept - fallout) / max(recall - fallout, 1e-9), 0.0), 1.0)
@@ -311,6 +305,19 @@ class WriteScored(Stage):
         made = {"pairs": pairs, "written": written, "threshold": threshold, "dropped": dropped, "trusted": figures}
         return {**made, "histogram": self._histogram({"right": right, "wrong": wrong})}
 
+    def _write(self, file: TextIO, rows: Iterator[tuple[float, float, str, str]]) -> None:
+        if ending_of(self._output) == "tmx":
+            write_memory(file, self._languages, ((score, source, target) for score, _, source, target in rows))
+            return
+        names, as_json = ("score", "cosine", *self._languages), ending_of(self._output) == "jsonl"
+        for score, cosine, *texts in rows:
+            if as_json:
+                values = (round(score, 6), round(cosine, 6), *texts)
+                file.write(json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=False) + "\n")
+            else:
+                source, target = (text.replace("\t", " ") for text in texts)
+                file.write(f"{score:.6f}\t{cosine:.6f}\t{source}\t{target}\n")
+
     def _rows(self, least: float) -> Iterator[tuple[float, float, str, str]]:
         texts = self._scores.x.read.texts, self._scores.y.read.texts
         for start, scores in self._scores.blocks():
@@ -318,9 +325,12 @@ class WriteScored(Stage):
             yield from zip(*scores[kept].T.tolist(), *(some.take(start + kept) for some in texts), strict=True)
 
     def _histogram(self, trusted: dict[str, np.ndarray]) -> dict[str, list[float]]:
-        ends = [(some.min(), some.max()) for some in self._scores.finite() if len(some)] or [(0.0, 0.0)]
+        def blocks() -> Iterator[np.ndarray]:
+            return (some[~np.isnan(some[:, 0]), 0] for _, some in self._scores.blocks())
+
+        ends = [(some.min(), some.max()) for some in blocks() if len(some)]
         edges = np.linspace(min(low for low, _ in ends), max(high for _, high in ends), _BINS + 1)
-        counts = {"text": np.sum([np.histogram(some, edges)[0] for some in self._scores.finite()], axis=0)}
+        counts = {"text": np.sum([np.histogram(some, edges)[0] for some in blocks()], axis=0)}
         counts |= {name: np.histogram(some, edges)[0] for name, some in trusted.items()}
         return {name: some.tolist() for name, some in {"edges": edges, **counts}.items()}
 
@@ -328,10 +338,3 @@ class WriteScored(Stage):
 def _reaching(scores: np.ndarray, least: float) -> np.ndarray:
     """Return the places of the pairs that reach a score, which may lie between two numbers of float32."""
     return np.flatnonzero(scores[:, 0].astype(np.float64) >= least)
-
-
-def _between(right: np.ndarray, wrong: np.ndarray, least_precision: float | None) -> tuple[float, dict[str, float]]:
-    """Return the threshold that separates the scores of right and wrong pairs best, and its figures."""
-    is_right = np.arange(len(right) + len(wrong)) < len(right)
-    threshold, found = best_threshold(np.concatenate((right, wrong)), is_right, len(right), least_precision)
-    return threshold, {name: float(vars(found)[name]) for name in ("precision", "recall", "f1")}

@@ -129,12 +129,25 @@ class NegativeOptions(SearchOptions):
 class ExportOptions:
     """What an export writes, and what it changes of the model."""
 
-    format: Literal["sentence-transformers", "hf", "onnx", "openvino", "xrep", "int8"] = "sentence-transformers"
+    format: Literal["sentence-transformers", "hf", "onnx", "openvino", "xrep", "int8", "ctranslate2", "static"] = (
+        "sentence-transformers"
+    )
     """hf: the transformer alone, without pooling and projection, also the encoder of a translation model; onnx,
     openvino: a graph from tokens to vectors for ONNX Runtime or OpenVINO (extra of that name); xrep: a checkpoint of
     any model, without what training alone needs; int8: one with the weights of transformer layers in int8, for CPUs,
-    also of a pretrained encoder."""
-    average: int | None = None
+    also of a pretrained encoder; ctranslate2: a translator for CTranslate2 (extra of that name); static: one vector for
+    each subword, of which sentence vectors are means, for sentence-transformers and xrep."""
+    precision: Literal["float32", "int8"] = "float32"
+    """Type of the weights that --format ctranslate2 writes."""
+    vocabulary_from: list[str] = field(default_factory=list)
+    """Files of text of which the encoder keeps the vocabulary: the subwords that they use, special tokens, and single
+    characters or bytes, so that other text can be read. Vectors of their sentences do not change."""
+    keep: Count | None = None
+    """Number of subwords of the text in vocabulary_from to keep, the most frequent; none: all of them."""
+    static_size: Count | None = None
+    """Numbers in a vector of the format static, principal components of the encoder's vectors; none: 256, or all if
+    the encoder's have fewer."""
+    average: Count | None = None
     """The mean of the weights of the N newest checkpoints of the run, which was trained with --keep-last N."""
     pooling: Pooling | None = None
     """Another pooling than it was trained with."""
@@ -146,3 +159,8 @@ class ExportOptions:
     """Licence of the model, for the model card: apache-2.0, cc-by-4.0, other and so on."""
     results: list[str] = field(default_factory=list)
     """Results for the model card, files that xrep-eval --json wrote for this model."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.keep is not None and not self.vocabulary_from:
+            raise UserError("`keep` needs `vocabulary_from`", cure="name the text whose subwords it counts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from xrep.interop.sentence_modules import (
 from xrep.nn.bert import FAMILIES, HF_CONFIG
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling
+from xrep.nn.static import STATIC_TABLE, StaticEncoder
 from xrep.nn.weights import SAFETENSORS, read_json, save_tensors
-from xrep.text.huggingface import save_as_huggingface
+from xrep.text.huggingface import JSON_FILE, save_as_huggingface
 from xrep.text.tokenizer import Tokenizer
 
 
@@ -87,15 +89,21 @@ def write_sentence_transformers(
         prompts: Texts in front of sentences.
         max_length, weights, shared: As for ``write_huggingface``, which also says what is raised.
     """
-    write_huggingface(directory, encoder, tokenizer, max_length=max_length, weights=weights, **shared)
-    options: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
-    # Without the option, transformers draws a pooler and warns that it is new. The backend onnx refuses it.
-    if weights and read_json(directory / HF_CONFIG)["model_type"] in FAMILIES:
-        options["model_args"] = {"add_pooling_layer": False}
-    write_json(directory / OPTIONS, options)
-    # All versions read these flags; the newest versions write a single key pooling_mode, which older ones do not read.
-    flags = {flag: mode == pooling for flag, mode in POOLING_FLAGS.items()}
-    modules = [("Pooling", {"word_embedding_dimension": encoder.shape.hidden_size, **flags}, {})]
+    modules, first = list[tuple[str, dict[str, Any], dict[str, Any]]](), "Transformer"
+    if isinstance(encoder, StaticEncoder):
+        if pooling != "mean" or not weights:
+            raise UserError("sentence-transformers pools a static encoder by the mean, and reads it from its weights")
+        first = _write_static(directory, encoder, tokenizer, max_length)
+    else:
+        write_huggingface(directory, encoder, tokenizer, max_length=max_length, weights=weights, **shared)
+        options: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
+        # Without the option, transformers draws a pooler and warns that it is new. The backend onnx refuses it.
+        if weights and read_json(directory / HF_CONFIG)["model_type"] in FAMILIES:
+            options["model_args"] = {"add_pooling_layer": False}
+        write_json(directory / OPTIONS, options)
+        # All versions read these flags; the newest write a single key pooling_mode, which older ones do not read.
+        flags = {flag: mode == pooling for flag, mode in POOLING_FLAGS.items()}
+        modules.append(("Pooling", {"word_embedding_dimension": encoder.shape.hidden_size, **flags}, {}))
     if projection is not None:
         function = {value: key for key, value in DENSE_ACTIVATIONS.items()}[activation]
         dense = {
@@ -108,7 +116,7 @@ def write_sentence_transformers(
         modules.append(("Dense", dense, tensors))
     if normalize:
         modules.append(("Normalize", {}, {}))
-    chain = [_module(0, "", "Transformer")]
+    chain = [_module(0, "", first)]
     for number, (kind, config, tensors) in enumerate(modules, start=1):
         folder = directory / f"{number}_{kind}"
         chain.append(_module(number, folder.name, kind))
@@ -117,6 +125,19 @@ def write_sentence_transformers(
         if tensors:
             save_tensors(tensors, folder / SAFETENSORS)
     _write_root(directory, chain, prompts or Prompts())
+
+
+def _write_static(directory: Path, encoder: StaticEncoder, tokenizer: Tokenizer, max_length: int) -> str:
+    """Write the table and the tokenizer of a static encoder, and return the kind of module that reads them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    save_tensors({STATIC_TABLE: encoder.token_embedding.weight.float()}, directory / SAFETENSORS)
+    save_as_huggingface(tokenizer, directory, max_length)
+    # The module reads nothing else, and so cuts sentences only if the file of the tokenizer says it.
+    longest = max_length - encoder.shape.leading - encoder.shape.trailing
+    cut = {"direction": "Right", "max_length": longest, "strategy": "LongestFirst", "stride": 0}
+    content = {**read_json(directory / JSON_FILE), "truncation": cut}
+    (directory / JSON_FILE).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    return "StaticEmbedding"
 
 
 def write_router(directory: Path, towers: Mapping[str, str], prompts: Prompts) -> None:

@@ -136,16 +136,22 @@ def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Start:
     """
     root = Path(path)
     modules = read_chain(root)
-    folder = modules.get("Transformer", root)
-    encoder_class = ENCODERS.load(_chosen_type(folder) if encoder_type == AUTO else encoder_type)
+    folder = modules.get("StaticEmbedding") or modules.get("Transformer", root)
+    if encoder_type == AUTO:
+        encoder_type = "static" if "StaticEmbedding" in modules else _chosen_type(folder)
+    encoder_class = ENCODERS.load(encoder_type)
     shape, prompts = encoder_class.read_shape(folder), read_prompts(root) if modules else Prompts()
+    if "Pooling" in modules:
+        pooling = read_pooling(modules["Pooling"], prompts)
+    else:
+        pooling = "mean" if modules else _pooling_of(folder)
     return Start(
         path=folder,
         tokenizer=folder,
         shape=shape,
         read=partial(encoder_class.read_state, folder),
         head=partial(_head, folder) if shape.type == "transformer" else no_head,
-        pooling=read_pooling(modules["Pooling"], prompts) if modules else _pooling_of(folder),
+        pooling=pooling,
         normalize="Normalize" in modules if modules else None,
         projection=read_dense(modules["Dense"], modules.get("Second Dense")) if "Dense" in modules else None,
         prompts=prompts,

@@ -20,7 +20,7 @@ OPTIONS = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
 ROUTER = "router_config.json"
 CURE = "use its transformer alone: name that folder without modules.json"
-ORDER = ("Transformer", "Pooling", "Dense", "Second Dense", "Normalize")
+ORDER = ("StaticEmbedding", "Transformer", "Pooling", "Dense", "Second Dense", "Normalize")
 POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -126,14 +126,17 @@ def read_chain(root: Path) -> dict[str, Path]:
         if package != "sentence_transformers" or kind not in ORDER:
             problem = f"xrep has no counterpart of the module {module['type']} ({module['path'] or '.'})"
             raise UserError(problem, path=path, cure=CURE)
-        kind = "Second Dense" if kind == "Dense" in folders else kind
+        kind = "Second Dense" if kind == "Dense" and kind in folders else kind
         chain.append(kind)
         folders[kind] = inside(path.parent, module["path"], path)
-    if chain != [kind for kind in ORDER if kind in chain] or chain[:2] != ["Transformer", "Pooling"]:
-        read = "Transformer -> Pooling [-> Dense [-> Dense]] [-> Normalize]"
+    is_static = chain[:1] == ["StaticEmbedding"]
+    begins = chain[:2] == ["Transformer", "Pooling"] or is_static
+    if chain != [kind for kind in ORDER if kind in chain] or not begins:
+        read = "Transformer -> Pooling or StaticEmbedding [-> Dense [-> Dense]] [-> Normalize]"
         problem = f"modules {' -> '.join(chain).replace('Second ', '') or '(none)'}, but xrep reads {read}"
         raise UserError(problem, path=path, cure=CURE)
-    _check_transformer(folders["Transformer"])
+    if not is_static:
+        _check_transformer(folders["Transformer"])
     return folders
 
 

@@ -6,7 +6,7 @@ configuration names, and the weights are read by ``xrep.nn.weights``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -48,6 +48,9 @@ class TransformersShape(EncoderSizes):
         lists = {key: value for key, value in self.config.items() if isinstance(value, list) and "layer" in key}
         of_layers = {key: value[:layers] for key, value in lists.items() if len(value) == self.layers}
         return replace(shape, config={**self.config, **of_layers, name: layers})
+
+    def with_rows(self, rows: Sequence[int]) -> EncoderSizes:
+        return replace(super().with_rows(rows), config=_with_rows(self.config, rows))
 
 
 class TransformersEncoder(Encoder):
@@ -249,6 +252,20 @@ def _without_code(content: Any) -> Any:
     if isinstance(content, dict):
         return {key: _without_code(value) for key, value in content.items() if key not in DROPPED}
     return [_without_code(value) for value in content] if isinstance(content, list) else content
+
+
+def _with_rows(config: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    """Return a configuration with the ids of the tokens that have these rows; an id without a row becomes None."""
+
+    def changed(key: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return _with_rows(value, rows)
+        if key.endswith("token_id"):
+            found = [rows.index(i) if i in rows else None for i in (value if isinstance(value, list) else [value])]
+            return found if isinstance(value, list) else found[0]
+        return len(rows) if key == "vocab_size" else value
+
+    return {key: changed(key, value) for key, value in config.items()}
 
 
 def _library_config(content: dict[str, Any], path: Path | None = None) -> Any:

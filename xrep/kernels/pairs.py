@@ -239,3 +239,13 @@ def add_own_negatives(
         shares = (excess - best.index_select(0, rows)).exp()
         logsumexp = best + (nothing - best).exp().index_add(0, rows, shares).log()
         return loss + F.softplus(logsumexp - loss, threshold=40), correct & beaten(best, own.detach())
+
+
+def out_of_order(similarity: Tensor, scores: Tensor, temperature: float) -> Tensor:
+    """Return log(1 + sum over i, j with s_i > s_j of e^((c_j - c_i)/temperature)), a scalar, for similarities c [B] and
+    scores s [B] of B pairs (Su 2022, CoSENT). Memory is O(B)."""
+    scores, order = scores.sort()
+    logits = similarity[order] / temperature
+    behind = (-logits).flip(0).logcumsumexp(0).flip(0)  # of each pair and those with higher scores
+    higher = torch.cat([behind, behind.new_full((1,), -torch.inf)])[torch.searchsorted(scores, scores, right=True)]
+    return torch.cat([logits.new_zeros(1), logits + higher]).logsumexp(0)

@@ -16,12 +16,12 @@ from xrep.interop.pretrained import Start, pooler_of
 from xrep.interop.sentence_modules import DenseActivation
 from xrep.models.model import EncoderOrigin, SentenceModel
 from xrep.models.projection import MeanOfSpaces, Projection, ProjectionShape, make_projection
-from xrep.models.start import StartOptions, check_shape, encoder_shape, load_start, shape_from
+from xrep.models.start import StartOptions, check_shape, encoder_shape, load_start, shape_from, take_vocabulary
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.shape import EncoderSizes
 from xrep.nn.weights import fitting
-from xrep.text.sides import SHARED, SIDES
+from xrep.text.sides import SHARED, SIDES, Tokenizers, tokenizer_of
 
 
 class DualEncoder(SentenceModel):
@@ -49,6 +49,11 @@ class DualEncoder(SentenceModel):
         options and random weights; if the other tower is pretrained, a tokenizer is trained on the text of its side."""
         target_encoder: str | None = None
         """Pretrained encoder for the target tower only; see source_encoder."""
+        vocabulary: Literal["pretrained", "text"] = "pretrained"
+        """Subwords of a pretrained encoder. pretrained: its own. text: those of the training text, on which a tokenizer
+        is trained (task.vocab_size) unless xrep-preprocess was given one: for languages that the encoder does not know.
+        A subword that the encoder has starts from its vector, any other from the mean of those that the encoder writes
+        it with."""
         pooling: Literal["auto"] | Pooling = "auto"
         """How token vectors are combined into a sentence vector; padding is ignored. auto: the pooling of the tower's
         pretrained directory if it has one, otherwise that of the other tower's directory, otherwise mean."""
@@ -93,6 +98,10 @@ class DualEncoder(SentenceModel):
                 problems.append(f"pooler {self.pooler} needs towers: separate; a shared tower has pooler all")
             return problems
 
+        def tokenizers(self) -> dict[str, str]:
+            brought = super().tokenizers()
+            return brought if self.vocabulary == "pretrained" else {}
+
         def pretrained(self) -> dict[str, str]:
             names = (SHARED,) if self.towers == "shared" else SIDES
             own = {"source": self.source_encoder, "target": self.target_encoder}
@@ -119,7 +128,10 @@ class DualEncoder(SentenceModel):
         shapes = {name: shape_from(values) for name, values in self._architecture["towers"].items()}
         projections = {name: ProjectionShape(**values) for name, values in self._architecture["projections"].items()}
         for name, shape in shapes.items():
-            _check(name, shape, text.vocabulary(name), text.max_length, config)
+            vocabulary = text.vocabulary(name)
+            if config.vocabulary == "text" and name in starts:  # until start_embeddings is called
+                vocabulary = replace(vocabulary, size=shape.vocabulary_size, pad_id=shape.pad_id)
+            _check(name, shape, vocabulary, text.max_length, config)
         encoders = {name: Encoder.build(shape, **config.rates) for name, shape in shapes.items()}
         self.encoders = cast(Any, nn.ModuleDict(encoders))
         self.projections = cast(Any, nn.ModuleDict({name: make_projection(own) for name, own in projections.items()}))
@@ -135,6 +147,13 @@ class DualEncoder(SentenceModel):
             if (dense := kept.get(name)) is not None:
                 with fitting(start.path):
                     self.projections[name].load_state_dict(dense.tensors())
+
+    def start_embeddings(self, tokenizers: Tokenizers) -> None:
+        for name, start in self.config.starts.items() if self.config.vocabulary == "text" else ():
+            origin, encoder = self.origins[f"encoders.{name}"], self.encoders[name]
+            note = take_vocabulary(encoder, start, tokenizer_of(tokenizers, name))
+            self._architecture["towers"][name] = encoder.shape.as_dict()
+            self.origins[f"encoders.{name}"] = replace(origin, details=f"{origin.details}; {note}")
 
     def architecture(self) -> dict[str, Any]:
         return self._architecture

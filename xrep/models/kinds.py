@@ -27,7 +27,7 @@ _HEAD = re.compile(r"For\w*(?:Classification|QuestionAnswering|MultipleChoice)")
 COMMANDS = {
     "pretrained encoder": "encode sentences by xrep-encode --path {path}",
     WITH_HEAD: "predict by xrep-predict --path {path}, or encode sentences by xrep-encode --path {path}",
-    "graph for ONNX Runtime or OpenVINO": "name the model that it was exported from",
+    "graph for ONNX Runtime, OpenVINO or CTranslate2": "name the model that it was exported from",
     "folder of two encoders": "name one of them: {path}/source or {path}/target",
     "folder of vectors": "measure them by xrep-eval TEST --path {path}",
     "folder of encoded lines": "mine in them by xrep-mine --source-vectors {path}",
@@ -69,8 +69,8 @@ def kind_of(path: str | Path) -> str | None:
         return "folder of encoded lines" if "origin" in manifest else "search index"
     if str(manifest.get("format")).startswith("xrep-"):
         return "data directory"
-    if _has(path, ("onnx", "openvino")) and not _has(path, LAYOUTS):
-        return "graph for ONNX Runtime or OpenVINO"
+    if _has(path, ("onnx", "openvino", "model.bin")) and not _has(path, LAYOUTS):
+        return "graph for ONNX Runtime, OpenVINO or CTranslate2"
     if (path / MODULES).is_file():
         return "pretrained encoder"
     if (path / bert.HF_CONFIG).is_file():

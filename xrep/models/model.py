@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from xrep.data.batch import TextSpec, TokenBatch, Vocabulary
+from xrep.text.sides import Tokenizers
 from xrep.text.tokenizer import Tokenizer
 
 
@@ -74,6 +75,10 @@ class Model(nn.Module, ABC):
     default_validation: ClassVar[str | None] = None
     idle_parameters: bool = False
     origins: dict[str, EncoderOrigin]
+
+    def start_embeddings(self, tokenizers: Tokenizers) -> None:
+        """Start the embeddings of a new model whose text has other subwords than the encoder that it starts from; see
+        ``DualEncoder.Config.vocabulary``. ``tokenizers`` are those of the text."""
 
     @abstractmethod
     def architecture(self) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from xrep.config.fields import Count
 from xrep.data.batch import TextSpec, Vocabulary
@@ -18,11 +19,13 @@ from xrep.interop.sentence_modules import DenseSpec
 from xrep.models.directory import CRITERION, MANIFEST, Checkpoint, open_checkpoint
 from xrep.models.kinds import PRETRAINED, expect
 from xrep.models.model import EncoderOrigin
-from xrep.nn.encoder import Encoder
+from xrep.nn.encoder import Encoder, TransformerEncoder
 from xrep.nn.shape import EncoderSizes, Norm
 from xrep.nn.weights import fitting, some
 from xrep.registry import ENCODERS
-from xrep.text.sides import SHARED
+from xrep.text.shared_pieces import rows_of_pieces
+from xrep.text.sides import SHARED, open_tokenizer
+from xrep.text.tokenizer import Tokenizer
 
 Rate = Annotated[float, "[0, 1)"]
 
@@ -31,6 +34,8 @@ Rate = Annotated[float, "[0, 1)"]
 class StartOptions:
     """The options of every model that has encoders."""
 
+    usual_tower: ClassVar[str | None] = None
+    """The tower from which the encoder starts if it is named by a run that has one for each side; None: say which."""
     encoder: str | None = None
     """Pretrained encoder to start from: a Hugging Face or sentence-transformers directory, a name in the local Hugging
     Face cache, or a tower of a run: RUN/best, or RUN/best/target if each side has one. The model uses its sizes and its
@@ -38,8 +43,8 @@ class StartOptions:
     encoder_type: str = "auto"
     """Implementation of the encoders. transformer: xrep's own, which reads BERT, RoBERTa and XLM-R. transformers: the
     library of that name (pip install 'xrep[hf]'), for any other encoder (ModernBERT, DeBERTa, T5; of decoders Qwen3,
-    Mistral, Llama, Gemma; and more). auto: xrep's own if it can compute the pretrained encoder, otherwise the library.
-    A plugin can add others."""
+    Mistral, Llama, Gemma; and more). static: a table of subword vectors, which xrep-export --format static writes, or a
+    new one of `hidden_size`. auto: the one that can compute the pretrained encoder. A plugin can add others."""
     pretrained_layers: Count | None = None
     """Number of first layers of pretrained encoders to use; none: all."""
     layers: Count = 12
@@ -78,7 +83,8 @@ class StartOptions:
     def starts(self) -> dict[str, Start]:
         """The pretrained encoders by tower or side, each opened once. Raises UserError if one does not exist."""
         names = self.pretrained()
-        opened = {path: find_start(path, self.encoder_type) for path in dict.fromkeys(names.values())}
+        usual = self.usual_tower
+        opened = {path: find_start(path, self.encoder_type, usual) for path in dict.fromkeys(names.values())}
         return {name: opened[path] for name, path in names.items()}
 
     def tokenizers(self) -> dict[str, str]:
@@ -108,6 +114,30 @@ def encoder_shape(config: StartOptions, vocabulary: Vocabulary, start: Start | N
         feedforward_size=config.feedforward_size,
         max_positions=config.max_positions,
         norm=config.norm,
+    )
+
+
+@torch.no_grad()
+def take_vocabulary(encoder: Encoder, start: Start, tokenizer: Tokenizer) -> str:
+    """Give an encoder that begins at ``start`` an embedding for the subwords of another tokenizer; return a note on it.
+
+    Each row is the mean of those that the same text has at the start (``rows_of_pieces``), or else the mean of all.
+
+    Raises:
+        UserError: Its embedding cannot be replaced, because transformers computes the encoder.
+    """
+    if not isinstance(encoder, TransformerEncoder):
+        cure = "start from BERT, RoBERTa or XLM-R, or leave out `vocabulary`"
+        raise UserError("transformers computes it, so its vocabulary stays", path=start.path, cure=cure)
+    words, rows = encoder.token_embedding.weight, rows_of_pieces(tokenizer, open_tokenizer(start.tokenizer))
+    mean = words.mean(dim=0)
+    table = torch.stack([words[places].mean(dim=0) if places else mean for places in rows])
+    positions = encoder.position_embedding.weight[encoder.shape.position_offset :].clone()  # RoBERTa's begin at 2
+    encoder.shape = replace(encoder.shape, vocabulary_size=len(rows), pad_id=tokenizer.pad_id, position_offset=0)
+    encoder.token_embedding = nn.Embedding.from_pretrained(table, freeze=False, padding_idx=tokenizer.pad_id)
+    encoder.position_embedding = nn.Embedding.from_pretrained(positions, freeze=False)
+    return (
+        f"{len(rows):,} subwords of the text, {sum(len(places) == 1 for places in rows):,} of which had a vector there"
     )
 
 
@@ -156,7 +186,7 @@ def check_shape(shape: EncoderSizes, config: StartOptions, vocabulary: Vocabular
         raise UserError(problem, cure="use the tokenizer that belongs to the encoder")
 
 
-def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:
+def find_start(name_or_path: str, encoder_type: str = AUTO, usual_tower: str | None = None) -> Start:
     """Find a trained tower by name or path.
 
     This may be a directory of Hugging Face or sentence-transformers, a name in the local Hugging Face cache,
@@ -165,6 +195,7 @@ def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:
 
     Args:
         encoder_type: As for ``read_pretrained``; a tower of a checkpoint keeps its type.
+        usual_tower: The tower of a run with several that is taken if none is named.
 
     Raises:
         UserError: It is none of these, or it is damaged.
@@ -172,15 +203,16 @@ def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:
     path = Path(name_or_path)
     for checkpoint, tower in ((path, None), (path.parent, path.name)):
         if (checkpoint / MANIFEST).is_file() and not path.is_file():
-            return _of_checkpoint(open_checkpoint(checkpoint), tower)
+            return _of_checkpoint(open_checkpoint(checkpoint), tower, usual_tower)
     expect(path, None, *PRETRAINED)
     return read_pretrained(find_pretrained(name_or_path), encoder_type)
 
 
-def _of_checkpoint(checkpoint: Checkpoint, tower: str | None) -> Start:
+def _of_checkpoint(checkpoint: Checkpoint, tower: str | None, usual: str | None) -> Start:
     path, architecture = checkpoint.path, checkpoint.manifest["architecture"]
     if "towers" in architecture:
-        return _of_tower(checkpoint, tower)
+        several = len(architecture["towers"]) > 1
+        return _of_tower(checkpoint, tower or (usual if several else None))
     if tower is not None:
         raise UserError(f"no tower {tower!r}", path=path, cure=f"name {path}")
     if "encoder" not in architecture:

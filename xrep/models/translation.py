@@ -64,6 +64,7 @@ class Translation(TranslationModel):
 
     @dataclass(kw_only=True)
     class Config(StartOptions):
+        usual_tower = "source"
         share_vocabulary: bool = True
         """Whether the decoder uses the vocabulary of the pretrained encoder. If not, only the source side of the text
         uses it, and the target side has its own vocabulary."""

@@ -28,4 +28,4 @@ def pool(tokens: Tensor, mask: Tensor, kind: Pooling) -> Tensor:
     absent = ~mask.unsqueeze(-1)
     if kind == "max":
         return tokens.masked_fill(absent, float("-inf")).amax(1)
-    return tokens.masked_fill(absent, 0.0).sum(1) / mask.sum(1, keepdim=True).clamp(min=1).to(tokens.dtype)
+    return tokens.masked_fill(absent, 0.0).sum(1) / mask.sum(1, keepdim=True, dtype=tokens.dtype).clamp(min=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,10 @@ class EncoderSizes:
             cure = f"set `pretrained_layers` to 1 to {self.layers}"
             raise UserError(f"has {self.layers} layers, not {layers}", path=path, cure=cure)
         return replace(self, layers=layers)
+
+    def with_rows(self, rows: Sequence[int]) -> EncoderSizes:
+        """Return the shape of the encoder that has only these rows of the embeddings; one of them is the pad row."""
+        return replace(self, vocabulary_size=len(rows), pad_id=None if self.pad_id is None else rows.index(self.pad_id))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 
 from xrep.config.fields import Count, Share
 from xrep.data.batch import Batch
+from xrep.data.cleaned_text import kept_of_corpora
 from xrep.data.negatives import NegativeStore, prepare_negatives
+from xrep.data.order import RowRange
 from xrep.data.preprocess import PreprocessOptions, prepare
 from xrep.data.table import DataDirectory, Table
 from xrep.errors import UserError
@@ -49,10 +51,17 @@ class BitextTask(TableTask):
         """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
         sampling_alpha: Share = 1.0
         """Language pairs are drawn with p proportional to n ** sampling_alpha, where n is their number of pairs. 1
-        takes every pair once per epoch; smaller values repeat small corpora."""
+        takes every pair once per epoch; smaller values repeat small corpora. With `batch_by` it is about the language
+        pairs or corpora that batches are taken from."""
+        batch_by: Literal["language_pair", "corpus"] | None = None
+        """Take all pairs of a batch, over all ranks, from one language pair, or from one corpus: a file, or two
+        files, of the raw text. In-batch negatives are then of the same language or kind of text, and so harder (as
+        in mE5, BGE M3 and Arctic-Embed). The pairs of each are divided evenly into batches of at most batch_size.
+        The batches that `update_freq` adds up, and queues of negatives, have pairs of several. none: batches are
+        mixed."""
         vocab_size: Annotated[int, "[8, 1e9]"] | None = None
-        """Raw text only: number of subwords in the vocabulary that is trained on it. none: 16,000, or fewer if the text
-        is too small."""
+        """Raw text only: number of subwords in the vocabulary that is trained on it, fewer if the text is too
+        small. none: 16,000 (see also size)."""
         exclude: list[str] = field(default_factory=list)
         """Raw text only: files or directories of evaluation sets. Training pairs with a sentence that occurs there are
         dropped."""
@@ -86,9 +95,19 @@ class BitextTask(TableTask):
         facts = {"prompts": self._prompts} if any(self._prompts.values()) else {}
         text = text_spec(own, config.max_length, source_languages=source, target_languages=target, facts=facts)
         size = {"max_tokens": max_tokens, "sampling_alpha": config.sampling_alpha}
-        super().__init__(config, seed, data, tables, text, own, **size)
+        super().__init__(config, seed, data, tables, text, own, **size, groups=self._groups(data, tables["train"]))
         self._negatives = self._read_negatives() if config.negatives else None
         self.has_hard_negatives = self._negatives is not None
+
+    def _groups(self, data: DataDirectory, train: Sequence[Table]) -> list[RowRange]:
+        """Return the pairs that batches are taken from; nothing if batches are mixed."""
+        by, groups = self.config.batch_by, list[RowRange]()
+        for place, pair in enumerate(train if by else ()):
+            # A pair that is read the other way round keeps the name of its table.
+            counts = kept_of_corpora(data.manifest, pair.facts["name"]) if by == "corpus" else [len(pair)]
+            starts = np.cumsum([0, *counts]).tolist()
+            groups += [RowRange(place, start, count) for start, count in zip(starts, counts, strict=False) if count]
+        return groups
 
     def _read_negatives(self) -> NegativeStore:
         files = self.config.negatives

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,26 @@ from xrep.tasks.task import ExampleKind, TableTask, VocabularyOptions, given_tok
 from xrep.text.languages import canonical
 from xrep.text.nli import LABELS
 from xrep.text.sides import SIDES, tokenizer_of
+
+
+@dataclass(kw_only=True)
+class SentencesOptions(VocabularyOptions):
+    """Options of tasks whose examples are several sentences with a label."""
+
+    data: str
+    language: str = "en"
+    """Language of files that do not name it (dev-de.tsv does, and CNSD is Chinese)."""
+    target_languages: list[str] = field(default_factory=lambda: ["en"])
+    """Languages of the target side, if the sides have separate towers or tokenizers; all other languages belong to
+    the source side."""
+    batch_size: Count = 128
+    """Number of examples in a batch."""
+    max_length: Annotated[int, "[3, inf)"] = 128
+    """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
+
+    def of_table(self) -> dict[str, Any]:
+        """Return the values of ``NliOptions`` in which these tasks differ."""
+        raise NotImplementedError
 
 
 class NliTask(TableTask):
@@ -31,37 +51,30 @@ class NliTask(TableTask):
     default_validation = "nli"
 
     @dataclass(kw_only=True)
-    class Config(VocabularyOptions):
+    class Config(SentencesOptions):
         data: str
         """File or directory of inference data: SNLI, MNLI, XNLI or CNSD as downloaded; s1.train with s2.train and
         labels.train; SimCSE's nli_for_simcse.csv; or a directory of such directories."""
         form: Literal["pairs", "triplets"] = "pairs"
         """Form of the examples. pairs: premise, hypothesis and label (criterion nli). triplets: premise, a sentence it
         entails and a sentence that contradicts it (criterion nli_triplet)."""
-        language: str = "en"
-        """Language of files that do not name it (dev-de.tsv does, and CNSD is Chinese)."""
         cross_lingual: bool = False
         """Give each premise a hypothesis in another language. This needs files that are translations of each other line
         by line, such as train-de.tsv and train-fr.tsv."""
-        target_languages: list[str] = field(default_factory=lambda: ["en"])
-        """Languages of the target side, if the sides have separate towers or tokenizers; all other languages belong to
-        the source side."""
-        batch_size: Count = 128
-        """Number of examples in a batch."""
-        max_length: Annotated[int, "[3, inf)"] = 128
-        """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
 
-    def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
-        triplets = config.form == "triplets"
-        self.gives = ExampleKind.TRIPLETS if triplets else ExampleKind.LABELLED_PAIRS
+        def of_table(self) -> dict[str, Any]:
+            return {"form": self.form, "cross_lingual": self.cross_lingual}
+
+    def __init__(self, config: SentencesOptions, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self._options = NliOptions(
-            triplets=triplets,
             language=config.language,
-            cross_lingual=config.cross_lingual,
             target_languages=[canonical(language) for language in config.target_languages],
             vocabulary_size=config.vocab_size,
             exclude=config.exclude,
+            **config.of_table(),
         )
+        kinds = {"triplets": ExampleKind.TRIPLETS, "scored": ExampleKind.SCORED_PAIRS}
+        self.gives = kinds.get(self._options.form, ExampleKind.LABELLED_PAIRS)
         data = prepare_nli(config.data, self._options, given_tokenizers(config.tokenizer, tokenizers or {}))
         self._languages: list[str] = data.manifest["languages"]
         sides = [self._options.side(language) for language in self._languages]
@@ -76,8 +89,9 @@ class NliTask(TableTask):
         sides = ["target" if target else "source" for target in self._is_target[table["languages"].values[number]]]
         columns = zip(sides, self._options.columns, strict=True)
         texts = [repr(tokenizer_of(self.tokenizers, side).decode(table[name][number])) for side, name in columns]
-        label = [] if self._options.triplets else [LABELS[table["labels"].values[number]]]
-        return f"example {number}: {' ||| '.join([*texts, *label])}"
+        label, form = table["labels"].values[number], self._options.form
+        labels = [] if form == "triplets" else [f"{label:.3g}" if form == "scored" else LABELS[label]]
+        return f"example {number}: {' ||| '.join([*texts, *labels])}"
 
     def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
         (table,), rows = tables, examples[:, 1]

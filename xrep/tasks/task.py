@@ -12,7 +12,7 @@ import numpy as np
 
 from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.batch_plan import TokenBudget, check_size, plan_batches
-from xrep.data.order import ExampleOrder, by_group
+from xrep.data.order import ExampleOrder, GroupedOrder, RowRange, by_group
 from xrep.data.stream import Plan
 from xrep.data.table import TOKENIZER_DIRECTORY, Column, DataDirectory, Table, gather_ragged
 from xrep.errors import UserError
@@ -38,6 +38,7 @@ class ExampleKind:
     REORDERED: ClassVar[ExampleKind]
     LABELLED_PAIRS: ClassVar[ExampleKind]
     TRIPLETS: ClassVar[ExampleKind]
+    SCORED_PAIRS: ClassVar[ExampleKind]
     MIXTURE: ClassVar[ExampleKind]
 
 
@@ -47,6 +48,7 @@ ExampleKind.NEIGHBOURS = ExampleKind("neighbouring sentences", "`task` to monoli
 ExampleKind.REORDERED = ExampleKind("reordered sentences", "`task` to monolingual and `units` to reordered")
 ExampleKind.LABELLED_PAIRS = ExampleKind("labelled pairs", "`task` to nli")
 ExampleKind.TRIPLETS = ExampleKind("triplets", "`task` to nli and `form` to triplets")
+ExampleKind.SCORED_PAIRS = ExampleKind("scored pairs", "`task` to similarity")
 ExampleKind.MIXTURE = ExampleKind("examples of several kinds")
 PAIRS = (ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS, ExampleKind.REORDERED)
 """The kinds whose examples are pairs with the sides source and target."""
@@ -72,7 +74,7 @@ class VocabularyOptions:
     bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
     trained on this text."""
     vocab_size: Annotated[int, "[8, 1e9]"] | None = None
-    """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
+    """Number of subwords in the vocabulary that is trained, fewer if the text is too small. none: 16,000."""
     exclude: list[str] = field(default_factory=list)
     """Files or directories of evaluation sets. Training examples with a sentence that occurs there are dropped."""
 
@@ -176,6 +178,8 @@ class TableTask(Task):
             a batch has ``batch_size`` examples.
         sampling_alpha: Tables are drawn with p proportional to n ** sampling_alpha, where n is their number of
             examples.
+        groups: Parts of the training tables, if each batch is to be of one of them. ``sampling_alpha`` is then about
+            these instead of tables.
 
     Attributes:
         unit: Name of the examples in messages.
@@ -195,6 +199,7 @@ class TableTask(Task):
         *,
         max_tokens: int | None = None,
         sampling_alpha: float = 1.0,
+        groups: Sequence[RowRange] = (),
     ) -> None:
         self.config, self.seed, self.data, self.text = config, seed, data, text
         self.tokenizers = data.tokenizers if tokenizers is None else tokenizers
@@ -203,10 +208,9 @@ class TableTask(Task):
         self.size: int | TokenBudget = config.batch_size or DEFAULT_BATCH_SIZE
         if max_tokens is not None:
             self.size = TokenBudget(max_tokens, self._tokens_of_sides, config.batch_size)
+        own = sampling_alpha, seed, lambda n, rows: self.lengths(self.train[n], rows).sum(axis=1)
         sizes = list(map(self.count, self.train))
-        self.order = _NumberedOrder(
-            sizes, sampling_alpha, seed, lambda n, rows: self.lengths(self.train[n], rows).sum(axis=1)
-        )
+        self.order = GroupedOrder(groups, *own) if groups else _NumberedOrder(sizes, *own)
         self.examples = self.order.epoch_size
 
     # -- what the kinds of tasks do differently -----------------------------------------------------------------------
@@ -218,7 +222,7 @@ class TableTask(Task):
         Args:
             tables: The tables of a split, or some of them.
             examples: int64 [N, 3]: the place of the table, the number of the example in it (below ``count``), and the
-                position of the example in the run.
+                position of the example in the run, or in the order of its group.
         """
 
     @abstractmethod
@@ -255,7 +259,7 @@ class TableTask(Task):
         return self.batch_of(self.train, rows)
 
     def describe(self, batch: Any, limit: int = 3) -> str:
-        starts, indices = np.cumsum([0, *self.order.sizes]), batch.indices[:limit].numpy()
+        starts, indices = np.cumsum([0, *map(self.count, self.train)]), batch.indices[:limit].numpy()
         places = np.searchsorted(starts, indices, side="right") - 1
         examples = zip(places.tolist(), (indices - starts[places]).tolist(), strict=True)
         return "; ".join(self.as_text(self.train[place], number) for place, number in examples) or "no examples"

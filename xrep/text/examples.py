@@ -14,7 +14,7 @@ Sentences with a label are read from these files, each also compressed:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,10 @@ from xrep.text.tmx import xml_events
 
 COLUMNS = (
     ("gold_label", "sentence1", "sentence2"), ("label", "sentence1", "sentence2"), ("label", "premise", "hypothesis"),
-    ("label", "premise", "hypo"), ("label", "sentence"), ("label", "text"),
+    ("label", "premise", "hypo"), ("score", "sentence1", "sentence2"), ("label", "sentence"), ("label", "text"),
 )  # fmt: skip
 """Names of the columns: the label, then the texts. The first line of this table whose names are all there is used."""
-_UNNAMED = {2: ["label", "text"], 3: ["sentence1", "sentence2", "label"]}
+UNNAMED = {2: ["label", "text"], 3: ["sentence1", "sentence2", "label"]}
 """The columns of a table without a header, by their number."""
 MAXIMUM_STARS = 3
 """Reviews with more stars are positive (CMLM, section 4.5.2)."""
@@ -215,19 +215,22 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
 # -- labels -----------------------------------------------------------------------------------------------------------
 
 
-def read_rows(file: TextFile) -> Iterator[Example]:
+def read_rows(file: TextFile, unnamed: Mapping[int, list[str]] = UNNAMED) -> Iterator[Example]:
     """Yield every row of a file of labelled text, with single spaces in its texts and its label as it is written.
+
+    Args:
+        unnamed: The columns of a table without a header, by their number.
 
     Raises:
         UserError: The file is damaged, a row has another number of columns, or the texts are not one or two.
     """
-    for line, texts, label, language in _rows(file):
+    for line, texts, label, language in _rows(file, unnamed):
         code = canonical(language) if language else file.language
         sentences = tuple(" ".join(text.split()) for text in texts)
         yield Example(sentences, (code,) * len(sentences), label.strip(), file.path, line)
 
 
-def _rows(file: TextFile) -> Iterator[tuple[int, Sequence[str], str, str | None]]:
+def _rows(file: TextFile, unnamed: Mapping[int, list[str]]) -> Iterator[tuple[int, Sequence[str], str, str | None]]:
     """Yield the line, the texts and the label of each row, and its language if the row names it."""
     path = file.path
     if ending_of(path) == "review":
@@ -236,13 +239,14 @@ def _rows(file: TextFile) -> Iterator[tuple[int, Sequence[str], str, str | None]
         for number, (first, second, label) in read_parallel(file.paths):
             yield number, (first, second), label, None
     else:
-        for number, record in read_records(path) if has_records(path) else _table(path):
+        for number, record in read_records(path) if has_records(path) else _table(path, unnamed):
             names = columns_of(record)
             if names is None:
                 cure = f"name them {', '.join(COLUMNS[0])}, or {', '.join(COLUMNS[-1])}"
                 raise UserError("no keys of a label and a text", path=path, line=number, cure=cure)
             (label, *texts), language = (record[name] for name in names), record.get("language") or ""
-            if not all(isinstance(text, str) for text in (*texts, language)) or not isinstance(label, str | int):
+            are_texts = all(isinstance(text, str) for text in (*texts, language))
+            if not are_texts or not isinstance(label, str | int | float):
                 problem = "the texts, the label and the language must be strings"
                 raise UserError(problem, path=path, line=number, cure="fetch the file again")
             yield number, texts, str(label), language
@@ -254,7 +258,7 @@ def columns_of(names: Iterable[str]) -> tuple[str, ...] | None:
     return next((columns for columns in COLUMNS if known.issuperset(columns)), None)
 
 
-def _table(path: Path) -> Iterator[tuple[int, Record]]:
+def _table(path: Path, unnamed: Mapping[int, list[str]]) -> Iterator[tuple[int, Record]]:
     header, least, most = list[str](), 0, 0
     for number, line in read_lines(path):
         row = line.split("\t")
@@ -262,11 +266,11 @@ def _table(path: Path) -> Iterator[tuple[int, Record]]:
             header, least, most = row, 1 + max(map(row.index, names)), 1 << 30
             continue
         if number == 1:
-            if len(row) not in _UNNAMED:
+            if len(row) not in unnamed:
                 problem = f"{len(row)} columns and no header that names them"
-                cure = "write label<TAB>text, or text<TAB>text<TAB>label, or a header such as label<TAB>text"
+                cure = f"write {', or '.join('<TAB>'.join(names) for names in unnamed.values())}, or a header"
                 raise UserError(problem, path=path, line=1, cure=cure)
-            header, least, most = _UNNAMED[len(row)], len(row), len(row)
+            header, least, most = unnamed[len(row)], len(row), len(row)
         if not least <= len(row) <= most:
             problem, cure = f"{len(row)} columns where {least} are needed", "separate the columns by one tab each"
             raise UserError(problem, path=path, line=number, cure=cure)

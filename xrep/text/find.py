@@ -20,7 +20,7 @@ from xrep.text.records import READERS, ending_of, has_records, plain_name
 Split = Literal["train", "valid", "test"]
 SPLITS: dict[str, Split] = {
     "train": "train", "training": "train", "valid": "valid", "val": "valid", "dev": "valid", "validation": "valid",
-    "matched": "valid", "test": "test",
+    "matched": "valid", "trial": "valid", "test": "test",
 }  # fmt: skip
 """The words in file names that mean a split."""
 PARALLEL = re.compile(r"s1\.(train|dev|valid|test)")
@@ -325,18 +325,21 @@ def of_split(files: Iterable[TextFile], split: Split, languages: Sequence[str] |
     return [file for file in files if file.split in splits and (languages is None or file.language in languages)]
 
 
-def discover_nli(path: str | Path, language: str) -> dict[str, list[TextFile]]:
+def discover_nli(
+    path: str | Path, language: str, what: str = "natural language inference", names: str = _NLI
+) -> dict[str, list[TextFile]]:
     """Find the files of the splits ``train`` and ``valid`` in a file, a folder or, if it has none, the folders in it.
 
     Args:
         language: Language of the files whose names do not contain one.
+        what, names: What is searched for, and what the user may name, for the message.
 
     Raises:
         UserError: If the path does not exist or there is no training text.
     """
     splits = _discover_nli(Path(path), canonical(language), ("train", "valid"))
     if not splits["train"]:
-        raise UserError("no training text for natural language inference", path=path, cure=f"name {_NLI}")
+        raise UserError(f"no training text for {what}", path=path, cure=f"name {names}")
     return {split: files for split, files in splits.items() if files}
 
 

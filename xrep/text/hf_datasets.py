@@ -17,7 +17,7 @@ from typing import Any
 
 from xrep.errors import UserError
 
-Reader = Callable[[str], Iterator[tuple[int, dict[str, Any]]]]
+Numbered = Iterator[tuple[int, dict[str, Any]]]
 _NAMED = re.compile(r"hf:([^:]+):([\w.+-]+)(?:\[([0-9]*):([0-9]*)\])?")
 _FORM = "write hf:NAME:SPLIT, hf:NAME/CONFIG:SPLIT or hf:NAME:SPLIT[0:1000], of pairs with :COLUMN,COLUMN behind it"
 
@@ -27,7 +27,7 @@ def is_dataset(path: str | Path) -> bool:
     return str(path).startswith("hf:")
 
 
-def read_dataset(named: str, read_parquet: Reader) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_dataset(named: str, read_parquet: Callable[[str], Numbered]) -> Numbered:
     """Yield the number, from 1, and the values of each row.
 
     Args:
@@ -42,9 +42,10 @@ def read_dataset(named: str, read_parquet: Reader) -> Iterator[tuple[int, dict[s
     """
     name, config, split, first, last = _parse(named)
     with _library(named) as datasets:
-        saved = _saved_files(Path(name), split)
-        given = ("arrow", None) if saved else (name, config)
-        builder = datasets.load_dataset_builder(*given, data_files={split: saved} if saved else None)
+        if saved := _saved_files(Path(name), split):
+            builder = datasets.load_dataset_builder("arrow", data_files={split: saved})
+        else:
+            builder = datasets.load_dataset_builder(name, config)
         files = (builder.config.data_files or {}).get(split)
         if files and "Parquet" in [kind.__name__ for kind in type(builder).__mro__]:
             rows = (row for file in files for _, row in read_parquet(file))
@@ -78,11 +79,10 @@ def _library(named: str) -> Iterator[Any]:
     except UserError:
         raise
     except Exception as error:  # datasets, the Hub and each format have their own
-        problem = " ".join(str(error).split()) or type(error).__name__
-        cure = "check the name, the configuration, the split and the files"
+        problem, cure = " ".join(str(error).split())[:200], "check the name, the configuration, the split and the files"
         if isinstance(error, ConnectionError):
             cure = "check the network and the name, or copy the data set to a folder and name that"
-        raise UserError(f"datasets cannot read it ({problem[:200]})", path=named, cure=cure) from None
+        raise UserError(f"datasets cannot read it ({problem or type(error).__name__})", path=named, cure=cure) from None
 
 
 def _parse(named: str) -> tuple[str, str | None, str, int, int | None]:

@@ -21,6 +21,7 @@ from xrep.text.tokenizer import (
     CONFIG_FILE,
     FETCH_AGAIN,
     MASK_PIECE,
+    SPACE,
     XLM_ROBERTA_FILE,
     SentencePieceTokenizer,
     Tokenizer,
@@ -44,8 +45,6 @@ ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 # Families of which an option in ``tokenizer_config.json`` overrides ``tokenizer.json``; "" is none that is named.
 _WITH_OPTIONS = ("", "bert", "distilbert", "electra", "roberta")
-SPACE = "\u2581"
-"""The character that SentencePiece writes for a space, at the beginning of a word."""
 # The types of the pieces of a SentencePiece model, and its kind (sentencepiece_model.proto).
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE, _UNIGRAM = 1, 3, 4, 5, 6, 1
 
@@ -354,9 +353,9 @@ def _unigram(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     Raises:
         UserError: If ``tokenizers`` cannot express the model.
     """
-    model, processor = _fields(tokenizer.model), tokenizer.processor
-    trainer, rules = ({n: v[-1] for n, v in _fields(model.get(part, [b""])[-1]).items()} for part in (2, 3))
-    types = [_fields(piece).get(3, [_NORMAL])[-1] for piece in model[1]]
+    model, processor = message_fields(tokenizer.model), tokenizer.processor
+    trainer, rules = ({n: v[-1] for n, v in message_fields(model.get(part, [b""])[-1]).items()} for part in (2, 3))
+    types = [message_fields(piece).get(3, [_NORMAL])[-1] for piece in model[1]]
     if trainer.get(3, _UNIGRAM) != _UNIGRAM or trainer.get(24) or {_USER_DEFINED, _UNUSED} & {*types}:
         problem = "it is not a unigram model, has pieces with spaces behind them, or user-defined ones"
         cure = "train a tokenizer with xrep-preprocess to hand a model on"
@@ -387,7 +386,7 @@ def _unigram(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     return rust
 
 
-def _fields(message: bytes) -> dict[int, list[Any]]:
+def message_fields(message: bytes) -> dict[int, list[Any]]:
     """Return the values of each field of a protobuf message by the number of the field."""
     # SentencePiece's own protobuf module refuses a protobuf that is older than itself. In an empty message, all fields
     # are unknown ones, which every version reads. Only exports need protobuf, which tensorboard brings.

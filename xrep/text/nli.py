@@ -59,11 +59,12 @@ def read_nli(
             cure = "leave out `cross_lingual`" if triplets else "set `form` triplets"
             raise UserError("holds triplets without labels", path=file.path, cure=cure)
     for source in _crossed(files) if cross_lingual else map(_read_file, files):
-        kept = (example for example in source if _is_whole(example, counts))
+        kept = (example for example in source if is_whole(example, counts))
         yield from _triplets(kept) if triplets else kept
 
 
-def _is_whole(example: Example, counts: Counter[str]) -> bool:
+def is_whole(example: Example, counts: Counter[str]) -> bool:
+    """Return whether no sentence of an example is empty or too long, and a pair has a label; count what it lacks."""
     counts["read"] += 1
     if not all(example.sentences):
         counts["empty"] += 1

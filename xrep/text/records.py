@@ -53,6 +53,14 @@ def read_records(path: str | Path) -> Iterator[tuple[int, Record]]:
     return READERS[ending_of(path)](path)
 
 
+def cells(path: Path, number: int, columns: list[str], least: int) -> list[str]:
+    """Return the columns of a line, of which there must be at least ``least``."""
+    if len(columns) < least:
+        problem = f"{len(columns)} columns where {least} are needed"
+        raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
+    return columns
+
+
 def parse_json(text: str | bytes, path: str | Path, line: int | None = None) -> Any:
     """Return what JSON says. A question mark takes the place of half a surrogate pair, which is in no text."""
     try:

@@ -69,18 +69,13 @@ def write_memory(file: TextIO, languages: tuple[str, str], units: Iterable[tuple
     file.write(_HEADER.format(__version__, languages[0]))
     for score, *texts in units:
         variants = "".join(
-            f'<tuv xml:lang="{language}"><seg>{as_xml(text)}</seg></tuv>'
+            f'<tuv xml:lang="{language}"><seg>{escape(_NO_XML.sub(" ", text))}</seg></tuv>'
             for language, text in zip(languages, texts, strict=True)
         )
         file.write(f'<tu><prop type="x-score">{score:.6f}</prop>{variants}</tu>\n')
         count += 1
     file.write("</body>\n</tmx>\n")
     return count
-
-
-def as_xml(text: str) -> str:
-    """Return a text as it is written in XML, with spaces in place of characters that no XML may have."""
-    return escape(_NO_XML.sub(" ", text))
 
 
 def xml_events(path: str | Path) -> Iterator[tuple[str, Element]]:

@@ -24,6 +24,8 @@ CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "sentencepiece.model"
 XLM_ROBERTA_FILE = "sentencepiece.bpe.model"
 MASK_PIECE = "<mask>"
+SPACE = "\u2581"
+"""The character that SentencePiece writes for a space, at the beginning of a word."""
 FETCH_AGAIN = "fetch the model again"
 
 
@@ -133,6 +135,10 @@ class SentencePieceTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return self.processor.decode([int(i) for i in ids])
 
+    def pieces(self) -> list[str]:
+        """Return the text of each id, as SentencePiece writes the subwords of a sentence."""
+        return self.processor.id_to_piece(list(range(self.processor.get_piece_size())))
+
 
 class XLMRobertaTokenizer(SentencePieceTokenizer):
     """The SentencePiece model of XLM-R with the ids of fairseq's dictionary.
@@ -165,6 +171,9 @@ class XLMRobertaTokenizer(SentencePieceTokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         kept = (int(i) for i in ids if int(i) not in (self.bos_id, self.pad_id, self.eos_id, self.mask_id))
         return super().decode(0 if i == self.unk_id else i - 1 for i in kept)
+
+    def pieces(self) -> list[str]:
+        return ["<s>", "<pad>", "</s>", "<unk>", *super().pieces()[3:], MASK_PIECE]
 
 
 SENTENCEPIECE_KINDS = {cls.kind: cls for cls in (SentencePieceTokenizer, XLMRobertaTokenizer)}

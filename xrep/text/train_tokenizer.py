@@ -44,12 +44,11 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int | None, desti
 
     Args:
         sentences: Training sentences, read once and held in memory (``sample_for_tokenizer`` limits their number).
-        vocabulary_size: Number of pieces, including the five special ones; None: ``USUAL_VOCABULARY``, or as many as
-            the text allows if it is too small for that.
+        vocabulary_size: Number of pieces, including the five special ones; None: ``USUAL_VOCABULARY``. A text that is
+            too small for them gets as many as it allows.
 
     Raises:
-        UserError: If there is no sentence, or the vocabulary is too large or too small for the text (the message gives
-            the bound).
+        UserError: If there is no sentence, or the vocabulary is too small for the text (the message gives the bound).
     """
     options = {
         "model_type": "unigram",
@@ -68,7 +67,7 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int | None, desti
         with (folder / "text").open("w", encoding="utf-8", errors="replace", newline="\n") as file:
             file.writelines(sentence.replace("\n", " ") + "\n" for sentence in sentences)
         problem = _train(folder, options)
-        if vocabulary_size is None and (match := _TOO_LARGE.search(problem)):
+        if (match := _TOO_LARGE.search(problem)) is not None:
             options["vocab_size"] = int(match[1])
             problem = _train(folder, options)
         if problem:
@@ -134,9 +133,6 @@ def _resample(sentences: Iterable[tuple[str, str]], rates: Mapping[str, float]) 
 
 def _explain(message: str, vocabulary_size: int) -> UserError:
     problem = f"a vocabulary of {vocabulary_size} pieces is"
-    if match := _TOO_LARGE.search(message):
-        cure = f"ask for at most {match[1]} (`vocab_size` {match[1]})"
-        return UserError(f"{problem} too large for this text", cure=cure)
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         cure = f"ask for more than {match[1]}"
         return UserError(f"{problem} smaller than the number of different characters", cure=cure)

@@ -148,7 +148,9 @@ def _make_trainer(
         checkpoints.say = log.say
     stack.callback(log.close)
     model = run.classes["model"](run.configs["model"], task.text, architecture)
-    if latest is not None:
+    if latest is None:
+        model.start_embeddings(task.tokenizers)
+    else:
         say_origin(model, latest.text, latest.path, "this run", [])
     if initial is not None:  # before there is a criterion, which may copy weights (momentum encoders, heads)
         notes += _init_model(initial, model, task)
@@ -255,4 +257,6 @@ def _say_how_it_ended(directory: Path, state: TrainingState, trainer: Trainer) -
     write_json(directory / SUMMARY, summary)
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"
     trainer.progress.say(f"{state.step} steps in {duration(state.seconds)}; {model}")
+    for line in [] if state.best is None else own.advice(state.best):
+        trainer.progress.say(line)
     return "finished"

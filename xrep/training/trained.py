@@ -6,6 +6,7 @@ from functools import partial
 
 from xrep.config import RunConfig
 from xrep.nn.encoder import TransformerEncoder
+from xrep.nn.static import StaticEncoder
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.lora import LowRank
@@ -40,7 +41,7 @@ def what_trains(pair: Pair, run: RunConfig, world: World) -> tuple[Freezing, Upd
     sharded = run.configs["distributed"].shard == "optimizer" and world.size > 1
     optimizer = sharded_optimizer(groups, make) if sharded else make(groups)
     if isinstance(optimizer, RowAdamW) and world.size == 1 and world.device.type == "cpu":
-        for encoder in [part for part in pair.modules() if isinstance(part, TransformerEncoder)]:
+        for encoder in [part for part in pair.modules() if isinstance(part, TransformerEncoder | StaticEncoder)]:
             encoder.token_embedding.sparse = True  # its gradient has only the rows of the tokens that a batch has
     dtype = type_on(world.device, config.precision)
     return freezing, Update(optimizer, world, clip_norm=config.clip_norm, dtype=dtype, lora=lora)

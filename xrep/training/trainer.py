@@ -192,6 +192,8 @@ class Trainer:
         metrics = self.world.from_main(metrics)
         better = self.state.improved(metrics[self.validate.metric], self.validate.maximize)
         self.reports.validated(self.state, metrics, self.validate.metric, better)
+        for line in self.validate.examples:
+            self.progress.say(line)
         return better
 
     def _save(self, best: bool, final: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -65,12 +65,14 @@ class Validator(ABC):
         needs: Kind of model that it measures; None: any kind.
         metric: Name of the metric by which the best checkpoint is chosen.
         maximize: Whether a higher value of the metric is better.
+        examples: Lines that show the last validation to the user.
     """
 
     Config: ClassVar[Any] = NoOptions
     needs: ClassVar[type[Model] | None] = None
     metric: str
     maximize: bool
+    examples: Sequence[str] = ()
 
     @abstractmethod
     def __init__(self, config: Any, task: Task) -> None: ...
@@ -86,6 +88,10 @@ class Validator(ABC):
         with torch.inference_mode(), without_others(), torch.random.fork_rng(devices):
             torch.manual_seed(SEED)
             return self.measure(model.eval(), criterion.eval(), OverRanks(world or alone(device)))
+
+    def advice(self, best: float) -> list[str]:
+        """Return what a user should know after training, from the best value of the metric."""
+        return []
 
     @abstractmethod
     def measure(self, model: Any, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:

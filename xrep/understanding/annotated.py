@@ -220,11 +220,17 @@ class AnnotatedTask(TableTask):
             yield from ((example.language, text) for text in type(self).texts(example))
 
     def _fill(self, builder: Builder) -> None:
-        found, languages, texts = set[str](), set[str](), set[int]()
+        found, languages, texts, count = set[str](), set[str](), set[int](), 0
         for example in self.examples_of("train"):
+            count += 1
             found.update(type(self).labels(example))
             languages.add(example.language)
             texts.update([len(type(self).texts(example))] if self.kind == "label" else [])
+        sentences = sorted(label for label in found if " " in label) if self.kind == "label" else []
+        if 2 * len(sentences) > count >= 20:
+            problem = f"{len(found):,} labels of {count:,} texts, such as {sentences[0][:80]!r}"
+            cure = "swap the columns: lines are label<TAB>text, or text<TAB>text<TAB>label"
+            raise UserError(problem, path=self._files["train"][0].path, cure=cure)
         # Labels that are numbers are sorted by their values.
         known = sorted(found, key=lambda label: (int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label))
         builder.facts |= {"languages": sorted(languages), "labels": known, "texts": sorted(texts)}

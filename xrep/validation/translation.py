@@ -21,9 +21,14 @@ from xrep.models.model import TranslationModel
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixedBatch, MixtureTask
 from xrep.tasks.task import Pool, Task
-from xrep.text.sides import tokenizer_of
+from xrep.text.sides import SIDES, tokenizer_of
 from xrep.training.validator import OverRanks, Validator
 from xrep.validation.loss import mean_losses
+
+POOR = 15.0
+"""BLEU below which a run says that translations will be poor."""
+_SHOWN = 4
+"""Number of dev sentences whose translations are shown at each validation."""
 
 
 class TranslationValidator(Validator):
@@ -94,8 +99,16 @@ class TranslationValidator(Validator):
         for name in [name for name in values if name.rpartition("/")[2] == "nll"]:
             values[f"{name.removesuffix('nll')}perplexity"] = math.exp(min(values[name], 700))
         pools = self.pools if self.config.max_sentences else {}
+        self.examples = []
         scores = {name: self._bleu(model, *each, over_ranks) for name, each in pools.items()}
         return values | ({"bleu": float(np.mean(list(scores.values())))} if scores else {}) | scores
+
+    def advice(self, best: float) -> list[str]:
+        if self.metric != "bleu" or best >= POOR:
+            return []
+        problem = f"warning: BLEU {best:.1f} on the dev split: most translations will be poor"
+        cure = "longer training (--max-minutes), more pairs and a pretrained --encoder help"
+        return [f"{problem}; {cure}, and xrep-generate --no-repeat-ngram-size 3 against repeated words"]
 
     def _batches(self) -> Iterator[Any]:
         for part, task in self.tasks.items():
@@ -104,13 +117,19 @@ class TranslationValidator(Validator):
 
     def _bleu(self, model: TranslationModel, task: BitextTask, pool: Pool, over_ranks: OverRanks) -> float:
         device, options = next(model.parameters()).device, self.config.search_options()
-        tokenizer, place = tokenizer_of(task.tokenizers, "target"), model.target_languages.index(pool.target_language)
+        source, tokenizer = (tokenizer_of(task.tokenizers, side) for side in SIDES)
+        place = model.target_languages.index(pool.target_language)
 
-        def translate(batch: Any) -> list[tuple[str, str]]:
+        def translate(batch: Any) -> list[tuple[str, str, str]]:
             languages = torch.full((len(batch),), place, device=device)
             results = search(model, batch.source.to(device), languages, options)
             hypotheses = [tokenizer.decode(best[0].tokens) for best in results]
-            return list(zip(hypotheses, task.references(batch), strict=True))
+            sources = [source.decode(ids) for ids in batch.source.tokens.tolist()]
+            return list(zip(hypotheses, task.references(batch), sources, strict=True))
 
-        hypotheses, references = zip(*chain.from_iterable(over_ranks(pool.batches(), translate)), strict=True)
+        found = list(chain.from_iterable(over_ranks(pool.batches(), translate)))
+        shown = found[len(found) // (2 * _SHOWN) :: max(1, len(found) // _SHOWN)]  # of all lengths
+        lines = [f"  {read} -> {written} (reference: {reference})" for written, reference, read in shown]
+        self.examples = [*self.examples, *lines][:_SHOWN]
+        hypotheses, references, _ = zip(*found, strict=True)
         return bleu(hypotheses, references)[0].score

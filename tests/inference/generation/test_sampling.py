@@ -76,7 +76,9 @@ def test_draws_depend_on_the_seed_and_the_number_of_a_sentence_and_not_on_the_ot
 
 def test_lengths_and_repeats_are_bounded() -> None:
     source = sources_of(12)
-    drawn = drawn_by(ToyModel(0, max_target_length=20, eos=1), source, nbest=4, min_length=3, max_length_b=6)
+    drawn = drawn_by(
+        ToyModel(0, max_target_length=20, eos=1), source, nbest=4, min_length=3, max_length_a=0.0, max_length_b=6
+    )
     assert {len(h.tokens) for some in drawn for h in some} == {3, 4, 5, 6}
     model = ToyModel(0, max_target_length=20, eos=-3)
     for some in drawn_by(model, source, nbest=4, no_repeat_ngram_size=2):

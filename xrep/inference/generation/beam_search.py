@@ -44,7 +44,7 @@ def search(
     numbers = torch.arange(len(source)) if numbers is None else numbers
     device, words = source.tokens.device, model.target_vocabulary
     # eos, which a step handles itself, and the special tokens that no translation has
-    never = [words.end, *sorted({words.pad_id, words.bos_id, words.mask_id} - {words.eos_id, words.unk_id, None})]
+    never = [words.end, *words.unwritten]
     sizes, most = source.host_lengths - model.source_vocabulary.special_count, model.max_target_length - 1
     greatest = [int(min(options.max_length_a * size + options.max_length_b, most)) + 1 for size in sizes.tolist()]
     limits, decoding = torch.tensor(greatest, device=device), model.begin(source, languages)

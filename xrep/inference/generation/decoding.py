@@ -26,10 +26,10 @@ class DecodingOptions:
     equation 14, without the coverage penalty)."""
     min_length: CountOrZero = 0
     """Smallest number of tokens in a translation, not counting eos."""
-    max_length_a: NotNegative = 0.0
+    max_length_a: NotNegative = 2.0
     """The a of the greatest length: a sentence of x tokens has a translation of at most a · x + b tokens, not counting
     special tokens; there eos is forced. The number of positions of the model is a limit as well."""
-    max_length_b: CountOrZero = 200
+    max_length_b: CountOrZero = 20
     """The b of the greatest length a · x + b."""
     no_repeat_ngram_size: CountOrZero = 0
     """Size of n-grams that must not occur twice in a translation; 0: any may."""

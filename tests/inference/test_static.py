@@ -1,0 +1,119 @@
+"""Distillation into static encoders: the vectors of a plain formula, in sentence-transformers too, that train on."""
+
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.commands import Commands
+from tests.support.corpus import sentence_pairs, write_corpus, write_lines
+from xrep.data.batch import collate
+from xrep.inference.export import export_path
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.inference.static import distil
+from xrep.nn.static import StaticEncoder
+from xrep.text.resources import xrep_home
+
+GERMAN, ENGLISH = (list(side) for side in zip(*sentence_pairs(40), strict=True))
+
+
+def plain_tables(encoder: SentenceEncoder, size: int, counts: np.ndarray | None) -> dict[str, np.ndarray]:
+    """The tables of all towers, in float64 by numpy's singular values, one subword at a time."""
+    alone, vocabulary = dict[str, np.ndarray](), encoder.text.vocabulary("shared")
+    for tower in encoder.model.encoders:
+        batches = [collate([np.array([i])], vocabulary, encoder.text.max_length) for i in range(vocabulary.size)]
+        rows = [encoder.model.before_projection(tower, batch)[0].detach().numpy()[0] for batch in batches]
+        alone[tower] = np.stack(rows).astype(np.float64)
+    real = [i for i in range(vocabulary.size) if i not in vocabulary.special_ids or i == vocabulary.unk_id]
+    both = np.concatenate([own[real] for own in alone.values()])
+    axes = np.linalg.svd(both - both.mean(0))[2][:size]
+    shares = 1 / np.arange(1, len(real) + 1) if counts is None else counts[real].astype(np.float64)
+    tables = {tower: np.zeros((vocabulary.size, size)) for tower in alone}
+    for tower, own in alone.items():
+        weights = 1e-4 / (1e-4 + shares / shares.sum())
+        tables[tower][real] = (own[real] - both.mean(0)) @ axes.T * weights[:, None]
+    return tables
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("towers", ["shared", "separate"])
+def test_the_formula(towers: str, counted: bool, request: pytest.FixtureRequest) -> None:
+    encoder = SentenceEncoder.load(request.getfixturevalue(f"{towers}_encoder"), device="cpu")
+    counts = np.arange(encoder.text.vocabulary("shared").size) % 7 if counted else None
+    static = distil(encoder, 6, None if counts is None else {"shared": counts})
+    expected = plain_tables(encoder, 6, counts)
+    found = {name: part.token_embedding.weight.detach().numpy() for name, part in static.model.encoders.items()}
+    signs = np.sign(sum((found[tower] * expected[tower]).sum(0) for tower in expected))
+    for tower, table in expected.items():
+        np.testing.assert_allclose(found[tower] * signs, table, atol=1e-5 * np.abs(table).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("towers", ["shared", "separate"])
+def test_sentence_transformers_has_its_vectors(towers: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="it is in the extra 'bench'")
+    (line,) = export_path(
+        request.getfixturevalue(f"{towers}_encoder"), tmp_path / "st", "static", static_size=8
+    ).values()
+    assert line.startswith("from sentence_transformers import SentenceTransformer; ")
+    ours, theirs = (
+        SentenceEncoder.load(tmp_path / "st", device="cpu"),
+        library.SentenceTransformer(str(tmp_path / "st")),
+    )
+    for lang, some in (("de", GERMAN), ("en", ENGLISH)):
+        sentences = [*some, "", " ".join(some)]  # the last one is cut
+        options = {"task": lang} if towers == "separate" else {}
+        vectors = ours.encode(sentences, lang=lang)
+        np.testing.assert_allclose(theirs.encode(sentences, **options), vectors, atol=1e-6)
+        assert vectors.shape == (42, 8) and not vectors[40].any()
+    export_path(tmp_path / "st", tmp_path / "again", "sentence-transformers")
+    again = SentenceEncoder.load(tmp_path / "again", device="cpu")
+    assert np.array_equal(again.encode(ENGLISH, lang="en"), ours.encode(ENGLISH, lang="en"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("criterion", ["translation_ranking", "dual_moco", "new"])
+def test_training_goes_on(criterion: str, trained_run: Path, tmp_path: Path, cli: Commands) -> None:
+    """From a distilled encoder, or from random rows; its export is a static encoder again."""
+    raw = write_corpus(tmp_path / "raw", train=300, valid=30, test=30)
+    usual = {"task": "bitext", "towers": "shared", "batch_size": 30, "max_steps": 60, "lr": 0.02, "device": "cpu"}
+    if criterion == "new":
+        usual |= {"criterion": "translation_ranking", "encoder_type": "static", "hidden_size": 16, "vocab_size": 100}
+    else:
+        text = [str(file) for file in sorted(raw.glob("train*"))]
+        distilled = export_path(trained_run / "best", tmp_path / "st", "static", vocabulary_from=text, static_size=16)
+        usual |= {"criterion": criterion, "encoder": next(iter(distilled))}
+        usual |= {"queue_size": 100} if criterion == "dual_moco" else {}
+    words = [word for name, value in usual.items() for word in (f"--{name.replace('_', '-')}", value)]
+    result = cli("train", raw, *words, "--save-dir", "run", "--no-tensorboard")
+    assert result.code == 0, result.err
+    accuracies = [float(found) for found in re.findall(r"validation accuracy ([\d.]+)", result.err + result.out)]
+    assert accuracies[-1] > 40  # of 30 sentences, 3 would be chance
+    trained = SentenceEncoder.load(tmp_path / "run" / "best", device="cpu")
+    (tower,) = trained.model.encoders.values()
+    assert isinstance(tower, StaticEncoder) and trained.output_size == 16
+    export_path(tmp_path / "run" / "best", tmp_path / "out", "sentence-transformers")
+    again = SentenceEncoder.load(tmp_path / "out", device="cpu")
+    assert np.array_equal(again.encode(ENGLISH, lang="en"), trained.encode(ENGLISH, lang="en"))
+
+
+@pytest.mark.nightly
+def test_the_speed_of_real_weights(tmp_path: Path) -> None:
+    """A static encoder of MiniLM encodes at least 50 times as many sentences a second."""
+    path = xrep_home() / "models" / "minilm"
+    if not (path / "config.json").exists():
+        pytest.skip("needs the encoder in $XREP_HOME: xrep-data get minilm")
+    write_lines(tmp_path / "text", ENGLISH)
+    export_path(path, tmp_path / "st", "static", vocabulary_from=[str(tmp_path / "text")])
+    whole, static = (SentenceEncoder.load(own, device="cpu").encode for own in (path, tmp_path / "st"))
+    ratios = []
+    for _ in range(5):
+        seconds = []
+        for encode, lines in ((whole, ENGLISH * 2), (static, ENGLISH * 100)):
+            began = time.perf_counter()
+            encode(lines)
+            seconds.append((time.perf_counter() - began) / len(lines))
+        ratios.append(seconds[0] / seconds[1])
+    assert np.median(ratios) >= 50, ratios
