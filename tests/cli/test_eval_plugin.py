@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Measure
 from tests.support.commands import Commands
-from xrep.registry import EVALUATIONS
+from xrep.registry import EVALUATIONS, IMPORTED
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -61,6 +61,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield "a.lines"
     EVALUATIONS._targets.pop("mine", None)
     sys.modules.pop("my_evaluation", None)
+    IMPORTED[:] = [module for module in IMPORTED if module != "my_evaluation"]
 
 
 def test_it_is_measured_like_the_others(data: str, shared_encoder: Path, cli: Commands) -> None:

@@ -176,7 +176,9 @@ def gradients_of(run: RunConfig, folder: Path) -> list[torch.Tensor]:
         for number, factor in enumerate(factors):
             factor.normal_(std=0.1, generator=torch.Generator().manual_seed(number))
     hook = trainer.step.update.optimizer.register_step_pre_hook
-    hook(lambda *_: found.extend(factor.grad.clone() for factor in factors))
+    hook(
+        lambda *_: found.__setitem__(slice(None), [factor.grad.clone() for factor in factors])
+    )  # of a class and its base
     trainer.train()
     return found
 
