@@ -1,20 +1,19 @@
 """Distillation into static encoders: the vectors of a plain formula, in sentence-transformers too, that train on."""
 
 import re
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.commands import Commands
-from tests.support.corpus import sentence_pairs, write_corpus, write_lines
+from tests.support.corpus import sentence_pairs, write_corpus
 from xrep.data.batch import collate
+from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.static import distil
 from xrep.nn.static import StaticEncoder
-from xrep.text.resources import xrep_home
 
 GERMAN, ENGLISH = (list(side) for side in zip(*sentence_pairs(40), strict=True))
 
@@ -99,21 +98,8 @@ def test_training_goes_on(criterion: str, trained_run: Path, tmp_path: Path, cli
     assert np.array_equal(again.encode(ENGLISH, lang="en"), trained.encode(ENGLISH, lang="en"))
 
 
-@pytest.mark.nightly
-def test_the_speed_of_real_weights(tmp_path: Path) -> None:
-    """A static encoder of MiniLM encodes at least 50 times as many sentences a second."""
-    path = xrep_home() / "models" / "minilm"
-    if not (path / "config.json").exists():
-        pytest.skip("needs the encoder in $XREP_HOME: xrep-data get minilm")
-    write_lines(tmp_path / "text", ENGLISH)
-    export_path(path, tmp_path / "st", "static", vocabulary_from=[str(tmp_path / "text")])
-    whole, static = (SentenceEncoder.load(own, device="cpu").encode for own in (path, tmp_path / "st"))
-    ratios = []
-    for _ in range(5):
-        seconds = []
-        for encode, lines in ((whole, ENGLISH * 2), (static, ENGLISH * 100)):
-            began = time.perf_counter()
-            encode(lines)
-            seconds.append((time.perf_counter() - began) / len(lines))
-        ratios.append(seconds[0] / seconds[1])
-    assert np.median(ratios) >= 50, ratios
+def test_a_static_encoder_is_not_distilled_again(shared_encoder: Path, tmp_path: Path) -> None:
+    export_path(shared_encoder, tmp_path / "static", "static")
+    with pytest.raises(UserError, match="it is a static encoder; name the encoder that it was made of"):
+        export_path(tmp_path / "static", tmp_path / "again", "static")
+    assert not (tmp_path / "again").exists()

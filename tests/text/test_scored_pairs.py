@@ -24,6 +24,10 @@ FORMS = {
     "own.tsv": [f"{score}\t{one}\t{two}" for one, two, score in ROWS],
     "train.txt": [f"{score}\t {one}\t{two} " for one, two, score in ROWS],
     "named.tsv": ["id\tsentence2\tscore\tsentence1", *(f"7\t{two}\t{score}\t{one}" for one, two, score in ROWS)],
+    "labelled.tsv": [  # an entailment's label beside the score
+        "label\tscore\tsentence1\tsentence2",
+        *(f"1\t{score}\t{one}\t{two}" for one, two, score in ROWS),
+    ],
     "own.jsonl": [json.dumps(dict(zip(("sentence1", "sentence2", "score"), row, strict=True))) for row in ROWS],
     "sts-train.csv": [f"main\tMSRvid\t2012\t0001\t{score}\t{one}\t{two}" for one, two, score in ROWS],
 }

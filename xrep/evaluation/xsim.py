@@ -95,6 +95,11 @@ class XSim(TableEvaluation):
         target = min(_codes(self.config.target, "target", files), key=len)  # eng, not eng-GB
         rest = [code for code in files if canonical(code) != canonical(target)]
         codes = {code for name in named(self.config.langs, "langs") for code in _codes(name, "langs", files, rest)}
+        codes.discard(target)  # whose sentences would find themselves
+        if not codes:
+            raise UserError(
+                f"`langs` has the target {target} alone", path=self.config.data, cure="name another language"
+            )
         texts = [read_columns(code, {code: file, "": files[target]}) for code, file in files.items() if code in codes]
         place, further = folder.with_name(f"{split}_augmented"), tuple[Path, ...]()
         if place.is_dir():

@@ -301,11 +301,8 @@ class WriteScored(Stage):
         with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
             self._write(file, self._rows(least))
         if figures:
-            kept, recall, fallout = (
-                written / left,
-                figures["recall"] / 100,
-                int((wrong >= least).sum()) / max(1, len(wrong)),
-            )
+            kept, recall = written / left, figures["recall"] / 100
+            fallout = int((wrong >= least).sum()) / max(1, len(wrong))
             share = min(max((kept - fallout) / max(recall - fallout, 1e-9), 0.0), 1.0)
             precision = min(share * recall / max(kept, 1e-9), 1.0)
             figures |= {"estimated_right": 100 * share, "estimated_precision": 100 * precision}
@@ -338,10 +335,13 @@ class WriteScored(Stage):
         def count(some: np.ndarray) -> np.ndarray:
             return np.histogram(some.clip(edges[0], edges[-1]), edges)[0]
 
-        ends = [(some.min(), some.max()) for some in (block[block > _LEAST] for block in blocks()) if len(some)]
-        edges = np.linspace(
-            min((low for low, _ in ends), default=0), max((high for _, high in ends), default=1), _BINS + 1
-        )
+        ends = [
+            end
+            for some in (block[block > _LEAST] for block in blocks())
+            if len(some)
+            for end in (some.min(), some.max())
+        ]
+        edges = np.linspace(min(ends, default=0), max(ends, default=1), _BINS + 1)
         counts = {"text": np.sum([count(some) for some in blocks()], axis=0)}
         counts |= {name: count(some) for name, some in trusted.items()}
         return {name: some.tolist() for name, some in {"edges": edges, **counts}.items()}

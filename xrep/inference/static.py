@@ -14,7 +14,7 @@ from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.sentence_modules import Prompts
 from xrep.models.dual_encoder import DualEncoder
-from xrep.nn.static import StaticShape, around
+from xrep.nn.static import StaticEncoder, StaticShape, around
 from xrep.text.sides import SHARED
 
 SIF = 1e-4
@@ -38,9 +38,11 @@ def distil(
             1, has a probability in proportion to 1 / n (Zipf's law), because vocabularies begin with what is frequent.
 
     Raises:
-        UserError: The encoder's vectors have fewer numbers than ``size``.
+        UserError: It is static already, or its vectors have fewer numbers than ``size``.
     """
     model, text = encoder.model, encoder.text
+    if any(isinstance(own, StaticEncoder) for own in model.encoders.values()):
+        raise UserError("it is a static encoder", path=encoder.path, cure="name the encoder that it was made of")
     size = size or min(USUAL_SIZE, encoder.output_size)
     if size > encoder.output_size:
         problem = f"static vectors of {size} numbers, of an encoder that gives {encoder.output_size}"

@@ -215,54 +215,58 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
 # -- labels -----------------------------------------------------------------------------------------------------------
 
 
-def read_rows(file: TextFile, unnamed: Mapping[int, list[str]] = UNNAMED) -> Iterator[Example]:
+def read_rows(file: TextFile, unnamed: Mapping[int, list[str]] = UNNAMED, label: str = "") -> Iterator[Example]:
     """Yield every row of a file of labelled text, with single spaces in its texts and its label as it is written.
 
     Args:
         unnamed: The columns of a table without a header, by their number.
+        label: Name of the column of the label, of several that there may be; empty: as ``COLUMNS`` is ordered.
 
     Raises:
         UserError: The file is damaged, a row has another number of columns, or the texts are not one or two.
     """
-    for line, texts, label, language in _rows(file, unnamed):
+    for line, texts, value, language in _rows(file, unnamed, label):
         code = canonical(language) if language else file.language
         sentences = tuple(" ".join(text.split()) for text in texts)
-        yield Example(sentences, (code,) * len(sentences), label.strip(), file.path, line)
+        yield Example(sentences, (code,) * len(sentences), value.strip(), file.path, line)
 
 
-def _rows(file: TextFile, unnamed: Mapping[int, list[str]]) -> Iterator[tuple[int, Sequence[str], str, str | None]]:
+def _rows(
+    file: TextFile, unnamed: Mapping[int, list[str]], label: str
+) -> Iterator[tuple[int, Sequence[str], str, str | None]]:
     """Yield the line, the texts and the label of each row, and its language if the row names it."""
     path = file.path
     if ending_of(path) == "review":
         yield from _reviews(path)
     elif len(file.paths) > 1:
-        for number, (first, second, label) in read_parallel(file.paths):
-            yield number, (first, second), label, None
+        for number, (first, second, value) in read_parallel(file.paths):
+            yield number, (first, second), value, None
     else:
-        for number, record in read_records(path) if has_records(path) else _table(path, unnamed):
-            names = columns_of(record)
+        for number, record in read_records(path) if has_records(path) else _table(path, unnamed, label):
+            names = columns_of(record, label)
             if names is None:
                 cure = f"name them {', '.join(COLUMNS[0])}, or {', '.join(COLUMNS[-1])}"
                 raise UserError("no keys of a label and a text", path=path, line=number, cure=cure)
-            (label, *texts), language = (record[name] for name in names), record.get("language") or ""
+            (value, *texts), language = (record[name] for name in names), record.get("language") or ""
             are_texts = all(isinstance(text, str) for text in (*texts, language))
-            if not are_texts or not isinstance(label, str | int | float):
+            if not are_texts or not isinstance(value, str | int | float):
                 problem = "the texts, the label and the language must be strings"
                 raise UserError(problem, path=path, line=number, cure="fetch the file again")
-            yield number, texts, str(label), language
+            yield number, texts, str(value), language
 
 
-def columns_of(names: Iterable[str]) -> tuple[str, ...] | None:
-    """Return the names of the columns of label and texts in a table or record that has these names, or None."""
-    known = set(names)
-    return next((columns for columns in COLUMNS if known.issuperset(columns)), None)
+def columns_of(names: Iterable[str], label: str = "") -> tuple[str, ...] | None:
+    """Return the names of the columns of label and texts in a table or record that has these names, or None. If there
+    are several, those with this name of the label are taken."""
+    known, ordered = set(names), sorted(COLUMNS, key=lambda columns: columns[0] != label)
+    return next((columns for columns in ordered if known.issuperset(columns)), None)
 
 
-def _table(path: Path, unnamed: Mapping[int, list[str]]) -> Iterator[tuple[int, Record]]:
+def _table(path: Path, unnamed: Mapping[int, list[str]], label: str) -> Iterator[tuple[int, Record]]:
     header, least, most = list[str](), 0, 0
     for number, line in read_lines(path):
         row = line.split("\t")
-        if number == 1 and (names := columns_of(row)):
+        if number == 1 and (names := columns_of(row, label)):
             header, least, most = row, 1 + max(map(row.index, names)), 1 << 30
             continue
         if number == 1:

@@ -80,7 +80,7 @@ def read_scored_pairs(files: Iterable[TextFile], scale: tuple[float, float], cou
     """
     cure = f"give {SCORED}; `lowest_score` and `highest_score` set the range"
     for file in files:
-        known, rows = scored_set(file.path), read_rows(file, _UNNAMED)
+        known, rows = scored_set(file.path), read_rows(file, _UNNAMED, "score")
         least, most = (known.lowest, 5.0) if known else scale
         for line, row in known.rows if known else ((row.line, [*row.sentences, row.label]) for row in rows):
             if len(row) < 3:
