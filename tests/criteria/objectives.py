@@ -144,7 +144,6 @@ OBJECTIVES = {
     "dap, too near": align(mask_margin=0.0, directions="both"),
     "dap, from the pivot": align(rtl_direction="from_pivot", directions="both"),
     "dap, both": align(rtl_direction="both"),
-    "dap, both, a tenth": align(rtl_direction="both", rtl_weight=0.1),
     "dap, own subwords": align(**OWN, norm="pre", rtl_layers=3),
     "dap, half of the tokens": align(reconstruction_ratio=0.5),
     "dap, both, half": align(**OWN, reconstruction_ratio=0.5, rtl_direction="both"),
