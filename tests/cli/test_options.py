@@ -2,7 +2,7 @@
 
 import pytest
 
-from xrep.config import runs_of
+from xrep.config import runs_of, to_yaml
 from xrep.config.resolve import merged_layers, stages_of
 from xrep.config.values import strip
 from xrep.errors import ConfigError, UserError
@@ -85,10 +85,17 @@ def test_a_size_is_below_what_is_named(tmp_path, monkeypatch):
     [
         ("--device cpu", (6000, 1024, 2, 3e-3)),
         ("--device cpu --encoder somewhere --max-tokens 99", (6000, 99, 2, 5e-4)),
+        ("--device cpu --encoder small/best/source", (6000, 1024, 2, 3e-3)),
+        ("--device cpu --encoder base/best", (6000, 1024, 2, 5e-4)),
         ("--size base", (None, 4096, 4, 5e-4)),
     ],
 )
-def test_a_translator_on_a_cpu_takes_small_steps(line, expected):
+def test_a_translator_on_a_cpu_takes_small_steps(line, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for size in ("small", "base"):
+        (tmp_path / size / "best" / "source").mkdir(parents=True)
+        of_encoder = to_yaml(values(*CHOSEN, "data/", "--size", size))
+        (tmp_path / size / "best" / "config.yaml").write_text(of_encoder)
     given = "--task translation --criterion label_smoothed_cross_entropy data/"
     merged = values(*given.split(), *line.split())
     names = ("task.vocab_size", "task.max_tokens", "model.decoder_layers", "optimizer.lr")

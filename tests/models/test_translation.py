@@ -139,7 +139,7 @@ def test_the_language_vector_is_the_first_input(tokenizer, batch) -> None:
     text = text_of(Vocabulary.of(tokenizer), languages=["en", "es", "fr"])
     model = make_model(text)
     assert model.target_languages == ["en", "es", "fr"]
-    assert 0.04 < model.language_embedding.weight.std() < 0.16  # four times 0.02
+    assert model.language_embedding.weight.std() > 0.04
     with torch.no_grad():
         given = (EIGHT, EIGHT + 1, torch.tensor([0, 1] * 4))
         en, es, mixed = (model.begin(batch.source, languages).next() for languages in given)

@@ -15,11 +15,23 @@ def make_decoder(norm: str, source_size: int = SIZE) -> TransformerDecoder:
     sizes = {"hidden_size": SIZE, "layers": LAYERS, "heads": HEADS, "feedforward_size": 40, "max_positions": 30}
     shape = DecoderShape(**sizes, source_size=source_size, norm=norm, norm_epsilon=1e-5)
     torch.manual_seed(3)
-    decoder = TransformerDecoder(shape, dropout=0.0, attention_dropout=0.0, initializer_range=0.3).double()
+    decoder = TransformerDecoder(shape, dropout=0.0, attention_dropout=0.0).double()
     for parameter in decoder.parameters():
         if parameter.dim() == 1:
             nn.init.normal_(parameter, mean=parameter.detach().mean().item(), std=0.2)
+        else:
+            nn.init.normal_(parameter, std=0.3)
     return decoder
+
+
+def test_initialisation_is_glorots() -> None:
+    shape = DecoderShape(hidden_size=128, layers=1, heads=2, feedforward_size=512, max_positions=300, source_size=128)
+    for name, parameter in TransformerDecoder(shape, dropout=0.0, attention_dropout=0.0).named_parameters():
+        if parameter.ndim == 2:
+            expected = 128**-0.5 if "embedding" in name else (2 / sum(parameter.shape)) ** 0.5
+            assert float(parameter.detach().std()) == pytest.approx(expected, rel=0.05), name
+        else:
+            assert torch.equal(parameter, torch.full_like(parameter, "norm.weight" in name)), name
 
 
 def sources(source_size: int = SIZE) -> tuple[Tensor, Tensor]:

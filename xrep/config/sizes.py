@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from xrep.config.sections import sections_of
-from xrep.config.values import Layer
+from xrep.config.values import Layer, flat, load_yaml
 
 _SIZES = {
     "tiny": {"layers": 1, "hidden_size": 96, "heads": 2, "feedforward_size": 192},
@@ -34,7 +35,8 @@ def with_size(values: Layer) -> Layer:
     """Return the values of a run, with what its ``size`` stands for below them.
 
     ``auto`` is small on a CPU and base on a GPU. The sizes tiny and small stand for some options of training, too,
-    unless the run names a size of its own or starts from trained weights, which such options might not suit.
+    unless the run names a size of its own or starts from trained weights, which such options might not suit. They do
+    suit a translator whose encoder was trained in this size, because its decoder is new.
     """
     size = str(values.get("size", "auto"))
     if size == "auto":
@@ -46,7 +48,10 @@ def with_size(values: Layer) -> Layer:
     if size not in _SIZES:
         return values  # it is refused later, as any other value that an option cannot have
     chosen: dict[str, dict[str, Any]] = {"model": dict(_SIZES[size])}
-    is_sized = any(values.get(key) is not None for key in (*(f"model.{name}" for name in _SIZES[size]), *_STARTS))
+    keys = [*(f"model.{name}" for name in _SIZES[size]), *_STARTS]
+    if values.get("task.name") == "translation" and _was_small(values.get("model.encoder")):
+        keys.remove("model.encoder")
+    is_sized = any(values.get(key) is not None for key in keys)
     if size in ("tiny", "small") and not is_sized and values.get("init") in (None, "none"):
         chosen = {**_TRAINING, "model": chosen["model"] | _TRAINING["model"]}
         if all(values.get(bound) is None for bound in _BOUNDS):
@@ -60,6 +65,12 @@ def with_size(values: Layer) -> Layer:
         options = chosen.get(section.kind, {}) | chosen.get(str(section.name), {})
         layer |= {spec.key: options[spec.name] for spec in section.fields() if spec.name in options}
     return {**layer, **values, "size": size}
+
+
+def _was_small(encoder: str | None) -> bool:
+    """Return whether an encoder is that of a run, ``RUN/best`` or ``RUN/best/TOWER``, which had the size small."""
+    files = [folder / "config.yaml" for folder in (Path(encoder), Path(encoder).parent)] if encoder else []
+    return any(is_small(flat(load_yaml(file))) for file in files if file.is_file())
 
 
 def without_numbers(values: Layer) -> Layer:

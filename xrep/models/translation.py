@@ -19,7 +19,7 @@ from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.models.model import ForTransformers, TranslationModel
 from xrep.models.start import StartOptions, build_encoder
 from xrep.nn.decoder import SourceKeys, StepCache, TransformerDecoder
-from xrep.nn.encoder import initialise
+from xrep.nn.encoder import initialise_glorot
 from xrep.nn.layers import Packing, is_quantised, layout_of
 from xrep.nn.shape import DecoderShape, EncoderSizes
 from xrep.text.sides import SHARED
@@ -101,8 +101,11 @@ class Translation(TranslationModel):
         decoder_shape = DecoderShape(**saved["decoder"]) if saved else _decoder_shape(config, shape)
         _check(config, text, shape, decoder_shape)
         self._architecture = architecture or {"encoder": shape.as_dict(), "decoder": asdict(decoder_shape)}
+        width = decoder_shape.hidden_size
+        if not saved and not self.origins:
+            self.encoder.apply(initialise_glorot)
         self.decoder = TransformerDecoder(decoder_shape, **config.rates)
-        width, words = decoder_shape.hidden_size, self.target_vocabulary
+        words = self.target_vocabulary
         tied = config.tie_embeddings
         target = None if tied == "all" else nn.Embedding(words.size, width, padding_idx=words.pad_id)
         self.target_embedding: nn.Embedding | None = target
@@ -111,7 +114,7 @@ class Translation(TranslationModel):
         self.language_embedding = nn.Embedding(len(text.target_languages), width)
         for own in (self.target_embedding, self.output_embedding, self.language_embedding):
             if own is not None:
-                initialise(own, 0.02)
+                initialise_glorot(own)
         self.semantic_scale = nn.Parameter(torch.tensor(config.semantic_scale)) if config.semantic_bias else None
 
     def architecture(self) -> dict[str, Any]:

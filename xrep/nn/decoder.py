@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.kernels.attention import attention, cached_attention
-from xrep.nn.encoder import initialise
+from xrep.nn.encoder import initialise_glorot
 from xrep.nn.half import Stack, in_half
 from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
 from xrep.nn.shape import DecoderShape, EncoderShape
@@ -123,9 +123,7 @@ class TransformerDecoder(Stack):
     The model itself embeds the tokens and scores the vocabulary, because it may share both with its encoder.
     """
 
-    def __init__(
-        self, shape: DecoderShape, *, dropout: float, attention_dropout: float, initializer_range: float = 0.02
-    ) -> None:
+    def __init__(self, shape: DecoderShape, *, dropout: float, attention_dropout: float) -> None:
         super().__init__()
         self.shape = shape
         self.position_embedding = nn.Embedding(shape.max_positions, shape.hidden_size)
@@ -133,7 +131,7 @@ class TransformerDecoder(Stack):
         self.dropout = nn.Dropout(dropout)
         self.layers: Any = nn.ModuleList(DecoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
         self.norm_first = shape.norm == "pre"
-        self.apply(lambda module: initialise(module, initializer_range))
+        self.apply(initialise_glorot)
 
     def keys_of(self, states: Tensor, layout: Layout, mask: Tensor | None) -> SourceKeys:
         """Compute the keys and values of the source.

@@ -266,3 +266,14 @@ def initialise(module: nn.Module, initializer_range: float) -> None:
     if isinstance(module, nn.Embedding) and module.padding_idx is not None:
         with torch.no_grad():
             module.weight[module.padding_idx].zero_()
+
+
+def initialise_glorot(module: nn.Module) -> None:
+    """Initialise a linear layer or an embedding as translators are: uniform weights by Glorot and Bengio (2010), normal
+    embeddings of width H with a standard deviation of H^-1/2, with biases and the pad row zero.
+
+    A small translator learns several times as fast from these as from those of BERT.
+    """
+    initialise(module, module.embedding_dim**-0.5 if isinstance(module, nn.Embedding) else 1.0)
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
