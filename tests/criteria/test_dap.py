@@ -65,3 +65,15 @@ def test_subwords_of_a_language(data_directory) -> None:
     found = {language: task.subwords(language).tolist() for language in ("de", "en", "es")}
     assert found == {language: sorted(ids) for language, ids in seen.items()}
     assert found["en"] != found["de"] and len(found["es"]) < task.text.vocabularies["shared"].size
+
+
+@pytest.mark.parametrize("name", ["dap", "dap, both"])
+def test_the_weight_of_the_reconstruction(make: Maker, name: str) -> None:
+    model, criterion, batch = make(name)
+    whole = loss_of(criterion, model, batch).terms
+    criterion.config.rtl_weight = 0.1
+    tenth = loss_of(criterion, model, batch).terms
+    assert {term: tenth[term].weight / whole[term].weight for term in tenth} == pytest.approx(
+        {term: 0.1 if term.startswith("rtl") else 1.0 for term in whole}
+    )
+    assert all(torch.equal(tenth[term].sum, whole[term].sum) for term in whole)

@@ -33,7 +33,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "one table, several languages": {"tie_embeddings": "all", "targets": ["en", "es"]},
     "another decoder": {"decoder_hidden_size": 24, "decoder_heads": 4, "decoder_feedforward_size": 12},
     "positions and types of XLM-R": {
-        "seed": 1,
         "shapes": {
             "encoder": {"position_offset": 2, "type_vocabulary_size": 2, "activation": "relu", "norm_epsilon": 1e-3},
             "decoder": {"activation": "gelu_tanh", "norm_epsilon": 1e-3},

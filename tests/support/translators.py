@@ -21,12 +21,12 @@ def make_translator(
     """Return random weights that are large enough for different translations and different probabilities of words;
     ``shapes`` are changes of its architecture."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
         config = Translation.Config(**{**SMALL, **options})
         model = Translation(config, text).eval()
         if shapes:
             usual = model.architecture().items()
             model = Translation(config, text, {part: {**shape, **shapes[part]} for part, shape in usual}).eval()
+        torch.manual_seed(seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 2:

@@ -68,10 +68,10 @@ class RTLHead(Stack):
 class DAP(TranslationRanking):
     """Dual-alignment pre-training: translation ranking and representation translation learning (Li et al., 2023).
 
-    The loss is L_TR + L_RTL of *Dual-Alignment Pre-training for Cross-lingual Sentence Embedding*, equation 7. L_TR
-    (equation 5) is ``translation_ranking`` from source to target. L_RTL (equation 6) is the mean cross-entropy of the
-    tokens of y (see ``rtl_average``). A small head (equation 4) predicts them from the token vectors of x and one
-    [MASK] for each token of y.
+    The loss is L_TR + ``rtl_weight`` * L_RTL of *Dual-Alignment Pre-training for Cross-lingual Sentence Embedding*,
+    equation 7. L_TR (equation 5) is ``translation_ranking`` from source to target. L_RTL (equation 6) is the mean
+    cross-entropy of the tokens of y (see ``rtl_average``). A small head (equation 4) predicts them from the token
+    vectors of x and one [MASK] for each token of y.
 
     Use:
         - Needs: pairs with one side in the pivot language (task bitext), and one tower, best a pretrained one
@@ -111,6 +111,8 @@ class DAP(TranslationRanking):
         5). With from_pivot and both the head adds learnt language vectors to its input."""
         pivot_language: str = "en"
         """Language that one side of every pair must be in."""
+        rtl_weight: Annotated[float, "(0, 1000000]"] = 1.0
+        """Weight of L_RTL beside L_TR (equation 7: 1; the authors' released scripts: 0.1)."""
         rtl_vocabulary: Literal["all", "target-language"] = "all"
         """Subwords that the softmax covers: all, or those that occur in the training text of y's language (the authors'
         released scripts have a list of the English ones). Other subwords, of a dev split, are not predicted."""
@@ -198,7 +200,7 @@ class DAP(TranslationRanking):
         positions = torch.arange(y.size(1), device=y.device) if self.config.mask_positions == "target" else None
         masks = encoder.embed(encoder.token_embedding(tokens), positions)
         hidden = self.head(x, torch.where(plan.masked.unsqueeze(-1), masks, y), plan)
-        weight = 0.5 if self.config.rtl_direction == "both" else 1.0
+        weight = self.config.rtl_weight * (0.5 if self.config.rtl_direction == "both" else 1.0)
         sums: dict[str, list[Tensor]] = {}
         right = []
         for some in plan.predicted:

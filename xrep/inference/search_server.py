@@ -70,15 +70,16 @@ class Facts:
 
 
 def read_mined(path: str | Path) -> list[ShownPair]:
-    """Return the first pairs of a file that xrep-mine wrote. Raises UserError if a line is no score and two texts."""
+    """Return the first pairs of a file that xrep-mine or xrep-score wrote. Raises UserError if a line is no score and
+    two texts."""
     pairs = []
     for number, line in islice(read_lines(path), MOST_PAIRS):
         try:
-            score, source, target = line.rstrip("\n").split("\t")
+            score, *_, source, target = line.rstrip("\n").split("\t")  # xrep-score writes the cosine, too
             pairs.append(ShownPair(float(score), source, target))
         except ValueError:
-            problem = "a line is not score<TAB>source<TAB>target"
-            raise UserError(problem, path=path, line=number, cure="name a file that xrep-mine wrote") from None
+            problem, cure = "a line is not score<TAB>source<TAB>target", "name a file of xrep-mine or xrep-score"
+            raise UserError(problem, path=path, line=number, cure=cure) from None
     return pairs
 
 

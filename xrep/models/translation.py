@@ -19,7 +19,7 @@ from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.models.model import ForTransformers, TranslationModel
 from xrep.models.start import StartOptions, build_encoder
 from xrep.nn.decoder import SourceKeys, StepCache, TransformerDecoder
-from xrep.nn.encoder import initialise_glorot
+from xrep.nn.encoder import initialise_by_width
 from xrep.nn.layers import Packing, is_quantised, layout_of
 from xrep.nn.shape import DecoderShape, EncoderSizes
 from xrep.text.sides import SHARED
@@ -103,7 +103,7 @@ class Translation(TranslationModel):
         self._architecture = architecture or {"encoder": shape.as_dict(), "decoder": asdict(decoder_shape)}
         width = decoder_shape.hidden_size
         if not saved and not self.origins:
-            self.encoder.apply(initialise_glorot)
+            self.encoder.apply(initialise_by_width)
         self.decoder = TransformerDecoder(decoder_shape, **config.rates)
         words = self.target_vocabulary
         tied = config.tie_embeddings
@@ -114,7 +114,7 @@ class Translation(TranslationModel):
         self.language_embedding = nn.Embedding(len(text.target_languages), width)
         for own in (self.target_embedding, self.output_embedding, self.language_embedding):
             if own is not None:
-                initialise_glorot(own)
+                initialise_by_width(own)
         self.semantic_scale = nn.Parameter(torch.tensor(config.semantic_scale)) if config.semantic_bias else None
 
     def architecture(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.kernels.attention import attention, cached_attention
-from xrep.nn.encoder import initialise_glorot
+from xrep.nn.encoder import initialise_by_width
 from xrep.nn.half import Stack, in_half
 from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
 from xrep.nn.shape import DecoderShape, EncoderShape
@@ -131,7 +131,7 @@ class TransformerDecoder(Stack):
         self.dropout = nn.Dropout(dropout)
         self.layers: Any = nn.ModuleList(DecoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
         self.norm_first = shape.norm == "pre"
-        self.apply(initialise_glorot)
+        self.apply(initialise_by_width)
 
     def keys_of(self, states: Tensor, layout: Layout, mask: Tensor | None) -> SourceKeys:
         """Compute the keys and values of the source.

@@ -268,12 +268,10 @@ def initialise(module: nn.Module, initializer_range: float) -> None:
             module.weight[module.padding_idx].zero_()
 
 
-def initialise_glorot(module: nn.Module) -> None:
-    """Initialise a linear layer or an embedding as translators are: uniform weights by Glorot and Bengio (2010), normal
-    embeddings of width H with a standard deviation of H^-1/2, with biases and the pad row zero.
-
-    A small translator learns several times as fast from these as from those of BERT.
+def initialise_by_width(module: nn.Module) -> None:
+    """Initialise a linear layer or an embedding as ``initialise`` does, with 1/√n as the standard deviation of a matrix
+    [m, n] (LeCun et al. 1998, "Efficient BackProp", section 4.6): a translator learns several times as fast from such
+    weights as from those of BERT, which are smaller.
     """
-    initialise(module, module.embedding_dim**-0.5 if isinstance(module, nn.Embedding) else 1.0)
-    if isinstance(module, nn.Linear):
-        nn.init.xavier_uniform_(module.weight)
+    if isinstance(module, nn.Linear | nn.Embedding):
+        initialise(module, module.weight.size(1) ** -0.5)

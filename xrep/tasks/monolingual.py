@@ -59,7 +59,7 @@ class MonolingualTask(TableTask):
         """Languages are drawn with p proportional to n ** sampling_alpha, where n is their number of sentences (XLM-R:
         0.3). 1 takes every example once per epoch."""
         vocabulary_alpha: Share = 0.3
-        """Weight of languages in the text that the vocabulary is trained on: n ** vocabulary_alpha (CMLM, section 4.1:
+        """Weight of languages in the text that the vocabulary is trained on: n ** vocabulary_alpha (CMLM, section 4.4:
         0.3)."""
         batch_size: Count | None = None
         """Number of sentences, or pairs, in a batch; none: 128. With max_tokens it is the maximum number; none: no
