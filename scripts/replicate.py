@@ -79,7 +79,8 @@ def make(place: Path, command: str, places: Row) -> str:
     done = place.with_suffix(".made")
     if not done.is_file():
         printed = call([filled(word, {"out": str(place)}) for word in given], place.with_suffix(".log"))
-        done.write_text(printed[-1] if "--print-path" in given else str(place), encoding="utf-8")
+        with write_aside(done) as aside:  # an empty one would name no place
+            aside.write_text(printed[-1] if "--print-path" in given else str(place), encoding="utf-8")
     return done.read_text(encoding="utf-8")
 
 

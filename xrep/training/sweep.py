@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -79,24 +80,38 @@ def run_trials(
 ) -> dict[Trial, str]:
     """Train those runs that are not finished, ``parallel`` at a time; return the errors of those that failed.
 
-    What a run prints is in its log, beside its directory. Processors and GPUs are shared among the runs. ``program`` is
-    the command that takes the options of a run, and ``courses`` has the stages of each trial. Raises Interrupted after
-    Ctrl-C, SIGTERM or SIGUSR1; the runs have saved what is done.
+    What a run prints is in its log, beside its directory. Processors and GPUs are shared among the runs. A run that a
+    killed sweep has left behind is waited for. ``program`` is the command that takes the options of a run, and
+    ``courses`` has the stages of each trial. Raises Interrupted after Ctrl-C, SIGTERM or SIGUSR1; the runs have saved
+    what is done.
     """
-    waiting = [trial for trial, runs in zip(trials, courses, strict=True) if not all(map(is_finished, runs))]
+    course, others = dict(zip(trials, courses, strict=True)), set[Trial]()
+    waiting = [trial for trial, runs in course.items() if not all(map(is_finished, runs))]
     if len(waiting) < len(trials):
         say(f"{len(trials) - len(waiting)} of {len(trials)} runs are finished already")
     free, total, told, failed = _environments(parallel), len(waiting), False, dict[Trial, str]()
     running: dict[Trial, tuple[subprocess.Popen[Any], dict[str, str]]] = {}
     with StopRequest(signal.SIGTERM, signal.SIGUSR1).watching() as stop:
         while (waiting and not stop.signal) or running:
-            while waiting and free and not stop.signal:
-                trial, environment = waiting.pop(0), free.pop(0)
-                command = [*program, *trial.options]
+            for trial in list(waiting):
+                if not free or stop.signal:
+                    break
                 with naming(trial.log), open(trial.log, "ab") as log:
+                    if not _lock(log):
+                        if trial not in others:
+                            say(f"{trial.directory.name}: a run of an earlier sweep trains it; waiting for its end")
+                        others.add(trial)
+                        continue
+                    waiting.remove(trial)
+                    if trial in others and all(map(is_finished, course[trial])):
+                        say(f"{total - len(waiting) - len(running)} of {total}: {trial.directory.name}")
+                        continue
+                    environment = free.pop(0)
                     # In a session of its own, a run gets the Ctrl-C of the terminal once, from here.
                     streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-                    process = subprocess.Popen(command, **streams, env=environment, start_new_session=True)
+                    process = subprocess.Popen(
+                        [*program, *trial.options], **streams, env=environment, start_new_session=True
+                    )
                 running[trial] = process, environment
             for trial, (process, environment) in list(running.items()):
                 if process.poll() is not None:
@@ -115,6 +130,18 @@ def run_trials(
     if stop.signal:
         raise Interrupted("the runs saved what is done, and the same command goes on from there")
     return failed
+
+
+def _lock(log: IO[bytes]) -> bool:
+    """Lock the log of a run until all that have inherited it close it, the run among them, which may outlive a sweep
+    that is killed; return whether no other process has it locked."""
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems do not support locks
+        return True
+    return True
 
 
 def _environments(parallel: int) -> list[dict[str, str]]:
