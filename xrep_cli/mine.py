@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from xrep.errors import UserError
 from xrep.inference.settings import MiningOptions, NegativeOptions
+from xrep.text.languages import canonical
 from xrep_cli import common
 from xrep_cli.command import Command
+
+if TYPE_CHECKING:
+    from xrep.inference.mining import Mined
+    from xrep.text.find import Bitext
 
 PairsFile = Annotated[str, common.Option(metavar="FILE", writes=common.check_anywhere)]
 VectorsFile = Annotated[
@@ -28,12 +33,17 @@ class Mining(common.Computing, common.Batches, common.PromptOptions, common.Json
     """Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best
     first; an output FILE.tmx is a translation memory with the scores as properties.
 
-      # Mine two texts
-      xrep-mine --path run1/best --source de.txt --source-lang de --target en.txt --target-lang en --output mined.tsv
+      # Mine two texts, and learn from some hundred pairs that are right how good the output is
+      xrep-mine --path run1/best --source de.txt --source-lang de --target en.txt --target-lang en \\
+          --trusted de-en=checked.tsv --output mined.tsv
       # Mine vectors that xrep-encode wrote, and keep each sentence in one pair
       xrep-mine --source-vectors de.npy --target-vectors en.npy --output mined.tsv --threshold 1.06 --one-to-one
       # Find hard negatives of pairs, to train on
       xrep-mine negatives --path run1/best --bitext de-en=train.de,train.en --output negatives.tsv
+
+    Pairs below a threshold are left out. Trusted pairs choose it and tell the precision and the recall of the output:
+    each is planted into the texts, once with its target and once without it. Without them both are judged roughly by
+    the scores alone, as what a source would be paired with if its best candidate were not there.
 
     The texts may have any number of lines: what grows with them is on disk, beside the output, except for about 10
     bytes of memory for each sentence.
@@ -56,6 +66,9 @@ class Mining(common.Computing, common.Batches, common.PromptOptions, common.Json
     """Language of the target; needed if the encoder has two towers."""
     target_vectors: VectorsFile | None = None
     """The vectors of the target."""
+    trusted: Annotated[str, common.Option(metavar="PAIR=FILES", reads=common.bitext_files)] | None = None
+    """Pairs that are right, and of the kind of the texts, but not in them: 30 or more, better some hundred. They are
+    written as for xrep-preprocess, the source's language first, and need --path."""
     output: PairsFile
     """The file to write the pairs to; - is standard output."""
     mining: MiningOptions
@@ -63,7 +76,7 @@ class Mining(common.Computing, common.Batches, common.PromptOptions, common.Json
 
 
 def mine_pairs(options: Mining) -> None:
-    from xrep.inference.mining import Mined, Text, mine
+    from xrep.inference.mining import Text, mine
 
     if options.source == options.target == "-":
         raise UserError("both texts are standard input", cure="name a file for one of them")
@@ -75,15 +88,53 @@ def mine_pairs(options: Mining) -> None:
         if vectors is None and options.path is None:
             raise UserError(f"no encoder for {text}", cure=f"give `path` or `{side}_vectors`")
         sides[side] = Text(name=side, lang=lang, text=text, vectors=vectors)
-    needed = any(side.vectors is None for side in sides.values())
+    trusted = _trusted(options) if options.trusted else None
+    if trusted and options.path is None:
+        raise UserError("no encoder for the trusted pairs", cure="give `path`, the encoder of the vectors")
+    needed = trusted or any(side.vectors is None for side in sides.values())
     encoder = _encoder(options).use_prompt(options.prompt, options.prompt_name) if needed else None
-    how: dict[str, Any] = {"encoder": encoder, "engine": options.processes, "show_progress": True}
+    how: dict[str, Any] = {"encoder": encoder, "trusted": trusted, "engine": options.processes, "show_progress": True}
 
     def said(mined: Mined) -> str:
         left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
-        return f"{mined.pairs:,} pairs: {mined.sources:,} x {mined.targets:,} sentences, {left_out}"
+        counts = f"{mined.pairs:,} pairs: {mined.sources:,} x {mined.targets:,} sentences, {left_out}"
+        return "\n".join([*_judged(mined), counts])
 
     common.write_output(options, lambda output: mine(**sides, output=output, options=options.mining, **how), said)
+
+
+def _trusted(options: Mining) -> Bitext:
+    """Return the trusted pairs with their sides as those of the texts."""
+    assert options.trusted
+    trusted = common.aligned_text(options.trusted)
+    first = options.source_lang or options.trusted.partition("=")[0].partition("-")[0]
+    trusted = trusted.turned() if canonical(first) == trusted.languages[1] else trusted
+    for side, language in zip(("source", "target"), trusted.languages, strict=True):
+        wanted = getattr(options, f"{side}_lang")
+        if wanted and canonical(wanted) != language:
+            raise UserError(f"trusted pairs of {trusted.name}", path=trusted.paths[0], cure=f"the {side} is {wanted}")
+    return trusted
+
+
+def _judged(mined: Mined) -> list[str]:
+    """Return lines that say how good the pairs are."""
+    if mined.judged is None:
+        return ["too few sentences to judge the scores: all pairs are written"] if mined.threshold is None else []
+    judged = {name: f"{value:.0f}" for name, value in mined.judged.items()}
+    limit = "all scores" if mined.threshold is None else f"a score of {mined.threshold:g} or more"
+    if "trusted" not in judged:
+        rough = "with {limit}, about {precision}% of the pairs are right, judged roughly by the scores alone; trusted "
+        return [(rough + "pairs (--trusted) measure it").format(limit=limit, **judged)]
+    of_text = (
+        "with {limit}, about {precision}% of the pairs are right (95% interval {precision_low} to {precision_high}), "
+        "and they are about {recall}% of the translations that are there"
+    )
+    of_trusted = (
+        "{trusted} trusted pairs: {found}% are found; without their targets, {mistaken}% of the sources are in a pair"
+    )
+    known = f" ({judged['trusted_in_text']} more are not used, because they are in the texts)"
+    lines = [of_text, of_trusted + (known if mined.judged["trusted_in_text"] else "")]
+    return [line.format(limit=limit, **judged) for line in lines]
 
 
 def _encoder(options: Mining | MiningOfNegatives) -> Any:

@@ -127,7 +127,7 @@ def interrupted(mine: Mine, *line: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xrep.inference.mining.choose_in_blocks", stop)
+        patch.setattr("xrep.inference.choosing.choose_in_blocks", stop)
         assert mine(*line).code == 130
 
 

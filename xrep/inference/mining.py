@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -14,26 +14,27 @@ import numpy as np
 
 from xrep.data.disk_sort import DiskSort
 from xrep.errors import UserError
-from xrep.files import naming
 from xrep.hashing import hash_bytes
+from xrep.inference.choosing import PAIRS, ChoosePairs
 from xrep.inference.encoding import HASHES, Encode, HeldEncoder, Read, origin_of
-from xrep.inference.nearest import Merge, Side, SideSource, search_stages
+from xrep.inference.nearest import Side, SideSource, search_stages
+from xrep.inference.planted import TrustedPairs
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import MiningOptions, SearchOptions
 from xrep.jobs.engines import LOCAL, Engine, run_job
 from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage
 from xrep.retrieval.ivf import make_index
-from xrep.retrieval.margins import check_neighbours, choose_in_blocks, first_of_each
+from xrep.retrieval.margins import check_neighbours, first_of_each
 from xrep.store import addresses
 from xrep.store.arrays import READ_BYTES, ArrayFile, block_bounds
 from xrep.store.texts import Texts
 from xrep.store.vectors import Origin, Vectors, text_digest
+from xrep.text.find import Bitext
 from xrep.text.languages import canonical
-from xrep.text.tmx import write_memory
 from xrep.version import __version__
 
-_PAIRS, _ROWS = "pairs.tsv", "rows.npy"
+_ROWS = "rows.npy"
 _CHECKED_ROWS = 1 << 18
 """Number of vectors that are checked as a unit."""
 _HASHED_BYTES = 1 << 20
@@ -56,11 +57,19 @@ class Mined:
     """The result of ``mine``.
 
     ``sources`` and ``targets`` count the sentences compared; ``empty`` and ``duplicates`` count the lines of (source,
-    target) that were left out.
+    target) that were left out. ``threshold`` is the lowest score that was written (None: any), and ``judged`` tells of
+    the pairs that were written, in percent: the ``precision``, and the ``recall`` of translations that the text has;
+    and the share of sources which have one, ``translated``. Trusted pairs add the 95% interval ``precision_low`` to
+    ``precision_high``; the numbers of those that were used, ``trusted``, and of those that are in the text,
+    ``trusted_in_text``; how many are ``found`` from the threshold on; and how many are ``mistaken``, that is, in a
+    pair from the threshold on if their translation is not there. Without trusted pairs it is a rough judgement of the
+    scores alone, and None if there are too few sentences.
     """
 
     path: str
     pairs: int
+    threshold: float | None
+    judged: dict[str, float] | None
     sources: int
     targets: int
     empty: tuple[int, int]
@@ -79,6 +88,7 @@ def mine(
     options: MiningOptions,
     *,
     encoder: SentenceEncoder | None = None,
+    trusted: Bitext | None = None,
     engine: Engine = LOCAL,
     show_progress: bool = False,
 ) -> Mined | None:
@@ -91,32 +101,42 @@ def mine(
     sentence.
 
     Args:
-        encoder: Encoder for the sides that have no vectors.
+        encoder: Encoder for the sides that have no vectors, and for the trusted pairs.
+        trusted: Pairs of the languages of source and target that are right, of the kind of the text, but not in it. It
+            is tried whether each is found in the text and, without its target, what its source is paired with. So it is
+            known how many pairs are right from a threshold on; if none is given, the one with the best F1 is chosen.
         engine: What does the units. None is returned by processes that share the work and had nothing left to do.
 
     Raises:
         UserError: If a side is invalid or, for a memory, without its text or language, there are fewer sentences than
-            neighbours, or there is an unfinished job with other inputs or options.
+            neighbours, fewer than 30 trusted pairs, no threshold is as precise as is wanted, or there is an unfinished
+            job with other inputs or options.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    began, k = time.monotonic(), options.neighbours
+    began = time.monotonic()
     held = HeldEncoder(encoder) if encoder else None
+    # One more neighbour tells what a source would be paired with if its best candidate were not there.
+    k = options.neighbours + (trusted is None)
     x, y = sides = [TextSide(text, output, held, options, k) for text in (source, target)]
-    _check_vectors(x, y)
+    _check_vectors(x.made_by, y.made_by)
     found, merge = search_stages(x, y, options.index, options.probes, options.index_gigabytes, options.device)
-    choose = ChoosePairs(x, y, merge, options, _memory_languages(source, target) if _is_memory(output) else None)
-    stages = [stage for side in sides for stage in side.stages]
+    pairs = _trusted_pairs(trusted, (x, y), held, options) if trusted else None
+    choose = ChoosePairs(x, y, merge, options, pairs)
+    if _is_memory(output):
+        choose.languages = _memory_languages(source, target)
+    stages = [*(stage for side in sides for stage in side.stages), *(pairs.stages if pairs else [])]
     inputs = {"source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
+    inputs["trusted"] = trusted and {**asdict(trusted), "files": states_of(trusted.paths)}
     facts = {name: value for name, value in asdict(options).items() if name != "device"} | inputs
     job = Job(job_address(output), "mine", facts, [*stages, *found, choose])
 
     def finish() -> dict[str, Any]:
         (chosen,) = choose.results
-        addresses.publish(chosen.files[_PAIRS], output)
+        addresses.publish(chosen.files[PAIRS], output)
         counts = [side.counts for side in sides]
         return {
             "path": str(output),
-            "pairs": chosen.facts["pairs"],
+            **chosen.facts,
             "sources": counts[0]["sentences"],
             "targets": counts[1]["sentences"],
             "empty": tuple(count["empty"] for count in counts),
@@ -143,14 +163,26 @@ def _memory_languages(source: Text, target: Text) -> tuple[str, str]:
     return canonical(str(source.lang)), canonical(str(target.lang))
 
 
+def _trusted_pairs(
+    trusted: Bitext, sides: tuple[TextSide, TextSide], encoder: HeldEncoder | None, options: MiningOptions
+) -> TrustedPairs:
+    if encoder is None:
+        raise UserError("trusted pairs need an encoder", path=trusted.paths[0], cure="give the one of the vectors")
+    x, y = (search_origin(encoder.encoder, side.facts["lang"], options) for side in sides)
+    for side in sides:
+        _check_vectors(side.made_by, (encoder.path, x.size, encoder.fingerprint))
+    return TrustedPairs(trusted, sides, encoder, options, (x, y))
+
+
 class TextSide(SideSource):
     """One side of the search as stages: its text is read, its vectors are computed or checked, and sentences that are
     empty or repeated are left out."""
 
     def __init__(
-        self, text: Text, output: str | Path, encoder: HeldEncoder | None, options: SearchOptions, k: int
+        self, text: Text, output: str | Path, encoder: HeldEncoder | None, options: MiningOptions, k: int
     ) -> None:
-        self.name, self._k = text.name, k
+        """``k`` neighbours are searched of each sentence, of which the margin uses some."""
+        self.name, self._k, self._neighbours = text.name, k, options.neighbours
         files = [repeatable(file, output) for file in (addresses.matching_files(str(text.text)) if text.text else ())]
         lang = text.lang and canonical(text.lang)
         self._read = Read(text.name, files, lang, "stripped") if files else None
@@ -179,9 +211,9 @@ class TextSide(SideSource):
 
     @cached_property
     def side(self) -> Side:
-        """The sentences to compare; a UserError says that they are fewer than k."""
+        """The sentences to compare; a UserError says that they are fewer than the neighbours of the margin."""
         (distinct,) = self._distinct.results
-        check_neighbours(self.k, distinct.facts["sentences"])
+        check_neighbours(self._neighbours, distinct.facts["sentences"])
         return Side(self._origin.vectors, distinct.array(_ROWS) if _ROWS in distinct.files else None)
 
     @property
@@ -189,15 +221,23 @@ class TextSide(SideSource):
         """The numbers of sentences to compare, and of empty and repeated ones."""
         return self._distinct.results[0].facts
 
+    def has(self, hashes: np.ndarray) -> np.ndarray:
+        """Return which hashes of sentences are those of lines of the text, bool [n]; none if there is no text."""
+        there = np.zeros(len(hashes), bool)
+        for result in self._read.results if self._read else ():
+            for _, known in result.array(HASHES).blocks(_HASHED_BYTES):
+                there |= np.isin(hashes, known[:, 0])
+        return there
+
     def columns(self, chosen: np.ndarray) -> Iterable[object]:
         """Return what is written of some sentences: their lines or, if there is no text, their numbers from 1."""
         rows = self.side.numbers(chosen)
         return fields(self._read.texts, rows) if self._read else (rows + 1).tolist()
 
 
-def _check_vectors(x: TextSide, y: TextSide) -> None:
-    """Raise a UserError unless the vectors of both sides can be compared."""
-    (path, size, encoder), (other, other_size, other_encoder) = x.made_by, y.made_by
+def _check_vectors(one: tuple[str, int, str | None], another: tuple[str, int, str | None]) -> None:
+    """Raise a UserError unless vectors can be compared, of which path, size and encoder are given."""
+    (path, size, encoder), (other, other_size, other_encoder) = one, another
     problem = f"vectors of {size} numbers, but {other} has {other_size}" if size != other_size else ""
     if encoder and other_encoder and encoder != other_encoder:
         problem = f"vectors of another encoder or precision than those of {other}"
@@ -296,38 +336,6 @@ def sorted_hashes(hashed: Stage, folder: Path) -> tuple[DiskSort, int, int]:
             filled += len(hashes)
         rows += result.facts["rows"]
     return keys, rows, filled
-
-
-class ChoosePairs(Stage):
-    """Choose the pairs and write them."""
-
-    name, unit = "choose", "files"
-
-    def __init__(
-        self, x: TextSide, y: TextSide, merge: Merge, options: MiningOptions, languages: tuple[str, str] | None
-    ) -> None:
-        """``languages`` are those of a translation memory; None writes lines."""
-        self._x, self._y, self._merge, self._options, self._languages = x, y, merge, options, languages
-
-    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
-        rows, written = self._rows(folder), 0
-        with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
-            if self._languages:
-                return {"pairs": write_memory(file, self._languages, rows)}
-            for score, source, target in rows:
-                file.write(f"{score:.6f}\t{source}\t{target}\n")
-                written += 1
-        return {"pairs": written}
-
-    def _rows(self, folder: Path) -> Iterator[tuple[float, Any, Any]]:
-        options, found = self._options, (self._merge.found("x"), self._merge.found("y"))
-        how = {"one_to_one": options.one_to_one, "folder": folder}
-        for pairs in choose_in_blocks(*found, options.margin, options.retrieval, **how):
-            if options.threshold is not None:
-                with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
-                    pairs = pairs.take(pairs.score >= options.threshold)
-            columns = self._x.columns(pairs.source), self._y.columns(pairs.target)
-            yield from zip(pairs.score.tolist(), *columns, strict=True)
 
 
 def fields(lines: Texts, rows: np.ndarray) -> list[str]:

@@ -6,6 +6,7 @@ the neighbours are the same, whoever finds them and in whatever order.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,11 +119,18 @@ class FoundNeighbours:
     """The neighbours [N, k] of a side in files, one after the other, of which few are open at a time."""
 
     def __init__(self, results: Sequence[UnitResult], label: Label, k: int) -> None:
-        self.k, self._starts = k, [0, *accumulate(result.facts[label]["rows"] for result in results)]
+        self.k, self._stored = k, k
+        self._starts = [0, *accumulate(result.facts[label]["rows"] for result in results)]
         self._open = lru_cache(maxsize=64)(lambda number: results[number].array(f"{label}.npy"))
 
     def __len__(self) -> int:
         return self._starts[-1]
+
+    def first(self, k: int) -> FoundNeighbours:
+        """Return the k nearest of them."""
+        fewer = copy.copy(self)
+        fewer.k = k
+        return fewer
 
     def slice(self, start: int, stop: int) -> TopK:
         """Return the neighbours of some rows, which are read from the files."""
@@ -135,14 +143,15 @@ class FoundNeighbours:
         return TopK(best.similarity[place], best.index[place])
 
     def _read(self, rows: np.ndarray) -> TopK:
-        pieces = [np.empty((0, 3 * self.k), np.int32)]
+        pieces = [np.empty((0, 3 * self._stored), np.int32)]
         edges = np.searchsorted(rows, self._starts).tolist()
         for number, (start, stop) in enumerate(pairwise(edges)):
             if start < stop:
                 pieces.append(self._open(number).read(rows[start:stop] - self._starts[number]))
         bits = np.concatenate(pieces)
-        similarity, index = (np.ascontiguousarray(part) for part in np.split(bits, [self.k], axis=1))
-        return TopK(torch.from_numpy(similarity.view(np.float32)), torch.from_numpy(index.view(np.int64)))
+        similarity, index = (np.ascontiguousarray(part) for part in np.split(bits, [self._stored], axis=1))
+        similarity, index = similarity.view(np.float32)[:, : self.k], index.view(np.int64)[:, : self.k]
+        return TopK(torch.from_numpy(similarity), torch.from_numpy(index))
 
 
 def _bits(best: TopK) -> np.ndarray:

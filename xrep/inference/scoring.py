@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -17,7 +16,8 @@ import torch
 
 from xrep.errors import UserError
 from xrep.files import naming
-from xrep.inference.encoding import Encode, HeldEncoder, Read, write_hashed
+from xrep.inference.aligned import ReadAligned
+from xrep.inference.encoding import Encode, HeldEncoder
 from xrep.inference.mining import search_origin, sorted_hashes
 from xrep.inference.nearest import Merge, Side, SideSource, search_stages
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -30,8 +30,7 @@ from xrep.retrieval.margins import apply_margin, check_neighbours, neighbour_mea
 from xrep.retrieval.topk import kth_largest, pair_similarities
 from xrep.store import addresses
 from xrep.store.arrays import ArrayFile, block_bounds
-from xrep.text.cleaning import CleaningOptions, drop_reason, sentence_hash
-from xrep.text.examples import read_pairs
+from xrep.text.cleaning import CleaningOptions
 from xrep.text.find import Bitext
 from xrep.text.records import ending_of, has_records, plain_name
 from xrep.text.tmx import write_memory
@@ -128,38 +127,6 @@ def score_pairs(
 
     scored = run_job(job, engine, finish, str(output), show_progress=show_progress)
     return ScoredPairs(**scored) if scored else None
-
-
-class ReadAligned(Read):
-    """Copy one side of pairs, and further text in its language. A unit is some pairs, of which those that a rule drops
-    become empty lines, or a file."""
-
-    def __init__(self, side: int, aligned: Sequence[Bitext], background: Sequence[str], rules: CleaningOptions) -> None:
-        files = [*(bitext.paths[side and -1] for bitext in aligned), *background]
-        self.aligned, self.lang, self._side, self._rules = aligned, aligned[0].languages[side], side, rules
-        super().__init__(("source", "target")[side], files, self.lang, "stripped")
-
-    @cached_property
-    def units(self) -> Sequence[Any]:
-        return [*self.aligned, *self.files[len(self.aligned) :]]
-
-    def run(self, unit: Bitext | str, folder: Path, advance: Advance) -> dict[str, Any]:
-        if isinstance(unit, str):
-            return super().run(unit, folder, advance)
-        dropped = Counter[str]()
-
-        def kept() -> Iterator[tuple[int, str]]:
-            for number, source, target in read_pairs(unit):
-                rule = drop_reason(source, target, [sentence_hash(source), sentence_hash(target)], self._rules)
-                dropped.update([rule] if rule else [])
-                yield number, "" if rule else (source, target)[self._side]
-
-        rows = write_hashed(folder, kept())
-        if rows - sum(dropped.values()) < (1 if unit == self.aligned[0] else 2):  # trusted pairs exchange their targets
-            left_out = ", ".join(f"{count:,} {rule}" for rule, count in dropped.items()) or "none"
-            problem, cure = f"too few pairs (left out: {left_out})", "give more, or change the rules"
-            raise UserError(problem, path=unit.paths[0], cure=cure)
-        return {"rows": rows, "dropped": dropped}
 
 
 class NumberSentences(Stage):

@@ -63,9 +63,16 @@ class MiningOptions(MarginOptions):
     """Candidates: the best target of each source; the best source of each target; pairs that are both; pairs that are
     either."""
     threshold: float | None = None
-    """Leave out pairs with a lower score; none: keep all."""
+    """Leave out pairs with a lower score, which 0 hardly does; none: choose the threshold with the best F1, as trusted
+    pairs or else the scores alone tell."""
+    least_precision: Annotated[float, "(0, 1]"] | None = None
+    """Choose the threshold that keeps most, of those from which on probably this share of the pairs is right."""
     one_to_one: bool = False
     """Use each target only once, in its best pair. (Each source is in at most one pair anyway.)"""
+
+    def problems(self) -> list[str]:
+        both = self.threshold is not None and self.least_precision is not None
+        return ["`threshold` and `least_precision` both choose the pairs; give one of them"] * both
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,101 @@
+"""Trusted pairs as stages of mining: they are read, encoded and searched in both texts."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from xrep.errors import UserError
+from xrep.inference.aligned import ReadAligned
+from xrep.inference.encoding import HASHES, Encode, HeldEncoder
+from xrep.inference.judging import Neighbourhood, plant
+from xrep.inference.nearest import FoundNeighbours, SearchAll, Side, SideSource
+from xrep.inference.settings import MiningOptions
+from xrep.jobs.plan import Remade, Stage
+from xrep.metrics.mined import Planted
+from xrep.retrieval.topk import pair_similarities
+from xrep.store.vectors import Origin
+from xrep.text.cleaning import CleaningOptions
+from xrep.text.find import Bitext
+
+if TYPE_CHECKING:
+    from xrep.inference.mining import TextSide
+
+_FEWEST = 30
+"""Number of trusted pairs that are needed."""
+
+
+class Queries(SideSource):
+    """One side of the trusted pairs, of which k neighbours are searched; or, with k = 0, the text they are searched
+    in."""
+
+    def __init__(self, source: Encode | TextSide, k: int) -> None:
+        self._source, self._k = source, k
+
+    @cached_property
+    def k(self) -> int:
+        return self._k
+
+    @cached_property
+    def side(self) -> Side:
+        return Side(self._source.vectors, None) if isinstance(self._source, Encode) else self._source.side
+
+
+class TrustedPairs(Remade):
+    """The trusted pairs of a text, and the stages that find their neighbours in it. The search is exact."""
+
+    def __init__(
+        self, trusted: Bitext, texts: tuple[TextSide, TextSide], encoder: HeldEncoder, options: MiningOptions,
+        origins: tuple[Origin, Origin],
+    ) -> None:  # fmt: skip
+        self._trusted, self._texts, self._options = trusted, texts, options
+        rules = CleaningOptions()
+        self._read = [ReadAligned(side, [trusted], [], rules, f"trusted-{texts[side].name}") for side in (0, 1)]
+        self._encode = [
+            Encode(f"trusted-{text.name}", read, encoder, origin)
+            for text, read, origin in zip(texts, self._read, origins, strict=True)
+        ]
+        self._search = [
+            SearchAll(Queries(self._encode[side], options.neighbours), Queries(texts[1 - side], 0), options.device)
+            for side in (0, 1)
+        ]
+        for text, search in zip(texts, self._search, strict=True):
+            search.name = f"search-trusted-{text.name}"
+        self.stages: list[Stage] = [*self._read, *self._encode, *self._search]
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """The numbers of trusted pairs that are used, and of those that are not because a sentence is in the texts."""
+        kept, usable = (int(some.sum()) for some in self._usable)
+        return {"trusted": usable, "trusted_in_text": kept - usable}
+
+    @cached_property
+    def _usable(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which rows have a pair that the rules keep, and which of these are not in the texts, bool [rows] each."""
+        rows = self._read[0].results[0].facts["rows"]
+        kept, there = np.zeros(rows, bool), np.zeros(rows, bool)
+        for read, text in zip(self._read, self._texts, strict=True):
+            hashes = read.results[0].array(HASHES).read(slice(None))
+            places = hashes[:, 1].astype(np.int64)
+            kept[places] = True
+            there[places] |= text.has(hashes[:, 0])
+        return kept, kept & ~there
+
+    def planted(self, x: FoundNeighbours, y: FoundNeighbours) -> Planted:
+        """Return which pairs they would be in, given the neighbours of the sentences of both texts; a UserError says
+        that they are too few."""
+        rows = np.flatnonzero(self._usable[1])
+        if len(rows) < _FEWEST:
+            known = self.counts["trusted_in_text"]
+            problem = f"{len(rows)} trusted pairs, without {known:,} of which a sentence is in the text that is mined"
+            cure = f"give {_FEWEST} or more that are not in it"
+            raise UserError(problem, path=self._trusted.paths[0], cure=cure)
+        one, other = (torch.from_numpy(encode.vectors.read(rows)) for encode in self._encode)
+        numbers, options = torch.arange(len(rows)), self._options
+        cosine = pair_similarities(one, other, numbers, numbers).numpy()
+        found = [search.layers("x")[0].take(rows) for search in self._search]
+        sources, targets = Neighbourhood.of(found[0], x, y), Neighbourhood.of(found[1], y, x)
+        return plant(cosine, sources, targets, options.margin, options.retrieval, options.one_to_one)
