@@ -156,7 +156,6 @@ encode ... --engine ray --workers 0          | argument --workers: must be at le
 WORLD_SIZE=2 RANK=5 encode ...               | this is process 5 of 2; the environment variable RANK must count from 0
 
 mine --output m.tsv                          | no source; give --source FILE with --path, or --source-vectors FILE.npy
-mine --path x --source a --target b          | the following arguments are required: --output
 mine --source de.txt --target-vectors y.npy --output m.tsv | no encoder for de.txt; give --path or --source-vectors
 mine ... --source-vectors absent.npy         | absent.npy: no such file; check the name
 mine ... --source-vectors de.txt             | de.txt: not a file of vectors, or a truncated one
@@ -167,6 +166,11 @@ mine ... --source de.txt                     | de.txt:4: 3 lines, but x.npy has 
 mine ... --neighbours 41                     | lower --neighbours to 40, or give more sentences
 mine ... --output m.tmx                      | memory needs the text and the language of the source; give --source and
 mine ... --threshold nan                     | argument --threshold: must be a finite number or none, not 'nan'
+mine ... --threshold 1 --least-precision 0.9 | --threshold and --least-precision both choose the pairs; give one of
+mine ... --trusted de-en=mt.de,mt.en         | no encoder for the trusted pairs; give --path, the encoder of the vectors
+mine ... --trusted de-en=mt.de,mt.en --path enc | x.npy: vectors of 8 numbers, but enc has 16
+mine ... --trusted de-en=mt.de,mt.en --path enc --source-lang fr | mt.de: trusted pairs of de-en; the source is fr
+mine --path enc --source mt.de --target mt.en --output m.tsv --trusted de-en=mt.de,mt.en | mt.de: 0 trusted pairs,
 mine ... --index-gigabytes 0                 | argument --index-gigabytes: must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
 
@@ -176,9 +180,7 @@ score ... --bitext de-en=mt.de,mt.de         | mt.de: too few pairs (left out: 4
 score ... --bitext de-en=mt.de,mt.en@5       | pairs are not sampled here; leave out @5
 score ... --bitext fr-en=mt.de,mt.en --path two | no tower for the language 'fr'; known: de, en
 score ... --keep 0                           | argument --keep: must lie in (0, 1], not 0
-score ... --keep 80                          | argument --keep: must lie in (0, 1], not 80
 score ... --keep 0.5 --threshold 1           | --keep and --threshold both choose the pairs; give one of them
-score ... --threshold nan                    | argument --threshold: must be a finite number or none, not 'nan'
 score ... --keep 0.5 --trusted de-en=mt.de,mt.en | the trusted pairs choose the threshold; leave out --keep and
 score ... --trusted fr-en=mt.de,mt.en        | mt.de: trusted pairs of fr-en; give pairs of de-en
 score ... --trusted de-en=one.de,one.de --keep-identical | one.de: too few pairs (left out: none)
@@ -187,7 +189,6 @@ score ... --background fr=mt.de              | mt.de: text of fr; give text of d
 score ... --background de=absent             | absent: no such file; check the name
 score ... --neighbours 41                    | 41 neighbours, but there are 40 sentences; lower --neighbours to 40
 score ... --output m.parquet                 | m.parquet: this format is not written; name it .tsv, .tmx or .jsonl
-score ... --output m.tsv.gz                  | m.tsv.gz: this format is not written
 score ... --plot m.bmp                       | m.bmp: a plot is one of .png, .svg, .pdf
 score ... --output mt.en                     | --output is the same file as
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename

@@ -34,8 +34,7 @@ class Mining(common.Computing, common.Batches, common.PromptOptions, common.Json
     first; an output FILE.tmx is a translation memory with the scores as properties.
 
       # Mine two texts, and learn from some hundred pairs that are right how good the output is
-      xrep-mine --path run1/best --source de.txt --source-lang de --target en.txt --target-lang en \\
-          --trusted de-en=checked.tsv --output mined.tsv
+      xrep-mine --path run1/best --source de.txt --target en.txt --trusted de-en=checked.tsv --output mined.tsv
       # Mine vectors that xrep-encode wrote, and keep each sentence in one pair
       xrep-mine --source-vectors de.npy --target-vectors en.npy --output mined.tsv --threshold 1.06 --one-to-one
       # Find hard negatives of pairs, to train on
@@ -76,7 +75,8 @@ class Mining(common.Computing, common.Batches, common.PromptOptions, common.Json
 
 
 def mine_pairs(options: Mining) -> None:
-    from xrep.inference.mining import Text, mine
+    from xrep.inference.mining import mine
+    from xrep.inference.text_sides import Text
 
     if options.source == options.target == "-":
         raise UserError("both texts are standard input", cure="name a file for one of them")
@@ -134,6 +134,11 @@ def _judged(mined: Mined) -> list[str]:
     )
     known = f" ({judged['trusted_in_text']} more are not used, because they are in the texts)"
     lines = [of_text, of_trusted + (known if mined.judged["trusted_in_text"] else "")]
+    if mined.judged["misfit"] > 1:
+        lines.append(
+            "the scores of the texts are unlike those of the trusted pairs, so these figures may be far off: give "
+            "trusted pairs of the kind of the texts"
+        )
     return [line.format(limit=limit, **judged) for line in lines]
 
 

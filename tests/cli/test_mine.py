@@ -21,8 +21,9 @@ from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.store.vectors import Manifest, Origin, VectorPart, normalize_rows
 
 GERMAN, ENGLISH = (list(side) for side in zip(*sentence_pairs(300), strict=True))
+ALL = "--threshold -100"
 VECTORS = "--source-vectors x.npy --target-vectors y.npy --output "
-TEXTS = "--source de.txt --target en.txt --neighbours 3 --output "
+TEXTS = f"--source de.txt --target en.txt --neighbours 3 {ALL} --output "
 Mine = Callable[..., Result]
 
 
@@ -55,7 +56,7 @@ def expected_rows(folder: Path, margin: str = "ratio") -> dict[tuple[str, str], 
 
 @pytest.mark.slow
 def test_planted_pairs_are_found_with_the_scores_of_the_definition(planted, mine, tmp_path):
-    done = mine(f"{VECTORS} mined.tsv --json summary.json")
+    done = mine(f"{VECTORS} mined.tsv {ALL} --json summary.json")
     assert done.out.endswith(": 500 x 400 sentences, 0 empty and 0 repeated lines left out: mined.tsv\n")
     assert done.wrote == {"mined.tsv", "summary.json"}
     found, expected = rows_of(tmp_path / "mined.tsv"), expected_rows(tmp_path)
@@ -71,7 +72,7 @@ def test_planted_pairs_are_found_with_the_scores_of_the_definition(planted, mine
         ("ivf", "ivf"),
         ("pq", "IVF4,PQ16x4fs"),
     ):  # missing neighbours lower the means, so that scores can only rise
-        assert mine(f"{VECTORS} {name}.tsv --index {index} --probes 8 --one-to-one").code == 0
+        assert mine(f"{VECTORS} {name}.tsv --index {index} --probes 8 --one-to-one {ALL}").code == 0
         assert {row[1:] for row in rows_of(tmp_path / f"{name}.tsv")[:150]} == planted
 
 
@@ -104,6 +105,55 @@ def test_processes_share_the_work(index: str, mine: Mine, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
     assert sorted(os.listdir(tmp_path / "mined.tsv.job")) == ["finished.json", "lock"]
+
+
+@pytest.fixture
+def similar(tmp_path: Path) -> set[tuple[str, str]]:
+    """Write two texts, of which half of the sentences are there with another end, and trusted pairs of that kind, of
+    which 4 have a sentence in the texts; return the pairs that are right."""
+    sentences = [source for source, _ in sentence_pairs(600)]
+    pairs = [(sentence, f"{sentence} vielleicht") for sentence in sentences]
+    write_lines(tmp_path / "de.txt", [source for source, _ in pairs[:200]])
+    write_lines(tmp_path / "en.txt", random.Random(1).sample([target for _, target in pairs[100:300]], 200))
+    write_lines(tmp_path / "trusted.tsv", ["\t".join(pair) for pair in (*pairs[300:], *pairs[98:102])])
+    return set(pairs[100:200])
+
+
+@pytest.mark.slow
+def test_trusted_pairs_choose_a_threshold_and_judge_the_output(shared_encoder, similar, mine, tmp_path):
+    """They change nothing else, and several processes do the same."""
+    given = ["--path", str(shared_encoder), *"--source de.txt --target en.txt".split()]
+    trusted = [*given, "--trusted", "de-en=trusted.tsv"]
+    done = mine("--output mined.tsv --json summary.json", *trusted)
+    said = json.loads((tmp_path / "summary.json").read_text())
+    judged, found = said["judged"], rows_of(tmp_path / "mined.tsv")
+    assert (judged["trusted"], judged["trusted_in_text"]) == (300, 4) and said["inputs"]["trusted"]["files"]
+    precision = 100 * np.mean([row[1:] in similar for row in found])
+    assert judged["precision"] == pytest.approx(precision, abs=10)
+    assert judged["recall"] == pytest.approx(len(found) * precision / len(similar), abs=15)
+    assert f"about {judged['precision']:.0f}% of the pairs are right" in done.out and "(4 more are not used" in done.out
+    assert mine(f"--output plain.tsv --threshold {said['threshold']}", *given).code == 0
+    assert rows_of(tmp_path / "plain.tsv") == found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        words = [*trusted, "--device", "cpu", "--output", "ranks.tsv"]
+        assert run_on_ranks(2, "xrep_cli.mine", *words, environment=environment()).returncode == 0
+    assert (tmp_path / "ranks.tsv").read_bytes() == (tmp_path / "mined.tsv").read_bytes()
+    assert "lower --least-precision, to 0." in mine("--output no.tsv --least-precision 1", *trusted).err
+
+
+@pytest.mark.slow
+def test_without_trusted_pairs_the_scores_leave_out_what_is_probably_noise(shared_encoder, similar, mine, tmp_path):
+    given = ["--path", shared_encoder, *"--source de.txt --target en.txt --json -".split()]
+    said = json.loads(mine("--output mined.tsv", *given).out)
+    found = rows_of(tmp_path / "mined.tsv")
+    assert said["threshold"] <= found[-1][0] and 20 < len(found) < 150
+    assert said["judged"].keys() == {"precision", "recall", "translated"}
+    all_pairs = json.loads(mine("--output all.tsv", *given, "--threshold", "-100").out)
+    assert all_pairs["pairs"] == 200 and all_pairs["judged"]["precision"] < said["judged"]["precision"]
+    write_lines(tmp_path / "few.txt", (tmp_path / "de.txt").read_text(encoding="utf-8").splitlines()[-20:])
+    few = json.loads(mine("--output few.tsv", *given, "--source", "few.txt").out)
+    assert (few["pairs"], few["threshold"], few["judged"]) == (20, None, None)
 
 
 @pytest.mark.usefixtures("planted")

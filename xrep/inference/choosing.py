@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,16 +14,21 @@ from xrep.inference.judging import sample_alone
 from xrep.inference.nearest import OTHER, Merge
 from xrep.inference.planted import TrustedPairs
 from xrep.inference.settings import MiningOptions
+from xrep.inference.text_sides import TextSide
 from xrep.jobs.plan import Advance, Stage
-from xrep.metrics.mined import Judgement, ScoreCounts, judge_alone, judge_by_planting, planting_interval
+from xrep.metrics.mined import (
+    Judgement,
+    ScoreCounts,
+    judge_alone,
+    judge_by_planting,
+    planting_interval,
+    planting_misfit,
+)
 from xrep.retrieval.margins import choose_in_blocks
 from xrep.store.arrays import ArrayFile
 from xrep.text.tmx import write_memory
 
-if TYPE_CHECKING:
-    from xrep.inference.mining import TextSide
-
-PAIRS, _CHOSEN = "pairs.tsv", "chosen.npy"
+MINED_FILE, _CHOSEN = "pairs.tsv", "chosen.npy"
 _CHOSEN_BYTES = 1 << 20
 """Bytes of pairs that are written at a time."""
 
@@ -44,7 +49,7 @@ class ChoosePairs(Stage):
         pairs = self._choose(folder / _CHOSEN)
         threshold, judged = self._judge(pairs)
         rows, written = self._rows(folder / _CHOSEN, -np.inf if threshold is None else threshold), 0
-        with naming(folder), open(folder / PAIRS, "w", encoding="utf-8", newline="\n") as file:
+        with naming(folder), open(folder / MINED_FILE, "w", encoding="utf-8", newline="\n") as file:
             if self.languages:
                 written = write_memory(file, self.languages, rows)
             else:
@@ -85,11 +90,12 @@ class ChoosePairs(Stage):
         }
         if self._trusted and planted:
             low, high = planting_interval(pairs, sources, planted, at)
-            judged |= {"precision_low": low, "precision_high": high}
-            reaches = planted.present >= at, planted.absent >= at
-            judged |= {"found": np.mean(planted.is_right & reaches[0]), "mistaken": np.mean(reaches[1])}
+            found, mistaken = np.mean(planted.is_right & (planted.present >= at)), np.mean(planted.absent >= at)
+            judged |= {"precision_low": low, "precision_high": high, "found": found, "mistaken": mistaken}
         judged = {name: 100 * float(share) for name, share in judged.items()}
-        return threshold, judged | (self._trusted.counts if self._trusted else {})
+        if self._trusted and planted:
+            judged |= {**self._trusted.counts, "misfit": planting_misfit(pairs, sources, planted, judgement.translated)}
+        return threshold, judged
 
     def _threshold(self, pairs: ScoreCounts, sources: int, judgement: Judgement) -> float | None:
         options = self._options
@@ -98,7 +104,7 @@ class ChoosePairs(Stage):
         threshold = judgement.threshold(pairs, sources, options.least_precision)
         if threshold is None and options.least_precision is not None:
             best = judgement.precision(pairs, pairs.score[-1]) if len(pairs.score) else 0.0
-            cure = f"lower `least_precision`, to {best:.3f} at most"
+            cure = f"lower `least_precision`, to {np.floor(1000 * best) / 1000:g} at most"
             raise UserError(f"no threshold has a precision of {options.least_precision:g}", cure=cure)
         return threshold
 

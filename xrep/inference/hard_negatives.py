@@ -19,10 +19,10 @@ from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import find_sorted
 from xrep.inference.encoding import Encode, HeldEncoder, TextSource
-from xrep.inference.mining import fields, search_origin
 from xrep.inference.nearest import FoundNeighbours, Merge, Side, SideSource, search_stages
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.inference.settings import NegativeOptions
+from xrep.inference.text_sides import fields, search_origin
 from xrep.jobs.engines import LOCAL, Engine, run_job
 from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage

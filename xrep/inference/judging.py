@@ -53,13 +53,19 @@ class Neighbourhood:
         gain = np.where(np.isfinite(last), self.cosine - np.where(np.isfinite(last), last, 0), 0)
         return self.mean + np.maximum(gain, 0) / self.reverse_cosine.shape[-1]
 
-    def rivals(self, mean: np.ndarray, margin: Margin, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the best score of each neighbour, which has a ``mean`` cosine [A, k], with its own neighbours but the
-        ``rows`` [A]: [A, k]."""
+    def rivals(self, mean: np.ndarray, margin: Margin, left_out: np.ndarray) -> np.ndarray:
+        """Return the best score of each neighbour, which has a ``mean`` cosine [A, k], with its own neighbours, but for
+        those that are ``left_out``, bool [A, k, k]: [A, k]."""
         score = _scores(self.reverse_cosine, mean[..., None], self.reverse_mean, margin)
-        if rows is not None:
-            score = np.where(self.reverse_index == rows[:, None, None], -np.inf, score)
-        return score.max(axis=-1)
+        return np.where(left_out, -np.inf, score).max(axis=-1)
+
+    def is_preferred(self, score: np.ndarray, margin: Margin) -> np.ndarray:
+        """Return whether each neighbour prefers the sentence, with which it has a score, to its own neighbours, of
+        which the last one makes room: bool [A, k]."""
+        last = np.zeros(self.reverse_cosine.shape, bool)
+        last[..., -1] = True
+        is_near = self.cosine >= self.reverse_cosine[..., -1]
+        return is_near & (score >= self.rivals(self.with_each, margin, last))
 
 
 def mean_cosines(cosine: np.ndarray) -> np.ndarray:
@@ -91,7 +97,7 @@ def sample_alone(x: FoundNeighbours, y: FoundNeighbours, k: int, margin: Margin)
         best, rival = (np.take_along_axis(some, place[:, None], 1)[:, 0] for some in (score, rivals))
         return place, best, best >= rival
 
-    rivals = near.rivals(near.mean, margin, rows)
+    rivals = near.rivals(near.mean, margin, near.reverse_index == rows[:, None, None])
     first, best, mutual = candidate(None)
     _, second, second_mutual = candidate(first)
     known = np.isfinite(best) & np.isfinite(second)
@@ -115,11 +121,11 @@ def plant(
         targets: The trusted targets with their neighbours among its sources.
     """
     needs_partner = one_to_one or retrieval in ("backward", "intersection")
-    mean = sources.with_each
-    wins = _scores(sources.cosine, mean_cosines(sources.cosine)[:, None], mean, margin) >= sources.rivals(mean, margin)
 
-    def best(score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the best score of each source and whether this is its pair."""
+    def best(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the best score of each source, which has a mean cosine, and whether this is its pair."""
+        score = _scores(sources.cosine, mean[:, None], sources.with_each, margin)
+        wins = sources.is_preferred(score, margin)
         if retrieval == "backward":
             score = np.where(wins, score, -np.inf)
         place = score.argmax(axis=1)[:, None]
@@ -127,14 +133,14 @@ def plant(
         return found, np.isfinite(found) & (won | (not needs_partner))
 
     own_x, own_y = (mean_cosines(_joined(side.cosine, cosine)) for side in (sources, targets))
-    absent, is_pair = best(_scores(sources.cosine, mean_cosines(sources.cosine)[:, None], mean, margin))
-    others, is_other = best(_scores(sources.cosine, own_x[:, None], mean, margin))
+    absent, is_pair = best(mean_cosines(sources.cosine))
+    others, is_other = best(own_x)
     right = apply_margin(cosine, own_x, own_y, margin)
     is_near = cosine >= _joined(sources.cosine, cosine).min(axis=1)
     if retrieval in ("backward", "max"):
         is_near_back = cosine >= _joined(targets.cosine, cosine).min(axis=1)
         is_near = is_near_back if retrieval == "backward" else is_near | is_near_back
-    rival = _scores(targets.cosine, own_y[:, None], targets.with_each, margin).max(axis=1)
+    rival = _scores(targets.cosine, own_y[:, None], targets.with_each, margin)[:, :-1].max(axis=1, initial=-np.inf)
     is_partner = is_near & ((right >= rival) | (not needs_partner))
     is_right = is_partner & (right >= others)
     # The best candidate may have a better partner; then only a choice by the targets leaves another one.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from xrep.inference.encoding import HASHES, Encode, HeldEncoder
 from xrep.inference.judging import Neighbourhood, plant
 from xrep.inference.nearest import FoundNeighbours, SearchAll, Side, SideSource
 from xrep.inference.settings import MiningOptions
+from xrep.inference.text_sides import TextSide
 from xrep.jobs.plan import Remade, Stage
 from xrep.metrics.mined import Planted
 from xrep.retrieval.topk import pair_similarities
@@ -21,14 +21,11 @@ from xrep.store.vectors import Origin
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.find import Bitext
 
-if TYPE_CHECKING:
-    from xrep.inference.mining import TextSide
-
 _FEWEST = 30
 """Number of trusted pairs that are needed."""
 
 
-class Queries(SideSource):
+class PlantedSide(SideSource):
     """One side of the trusted pairs, of which k neighbours are searched; or, with k = 0, the text they are searched
     in."""
 
@@ -59,7 +56,9 @@ class TrustedPairs(Remade):
             for text, read, origin in zip(texts, self._read, origins, strict=True)
         ]
         self._search = [
-            SearchAll(Queries(self._encode[side], options.neighbours), Queries(texts[1 - side], 0), options.device)
+            SearchAll(
+                PlantedSide(self._encode[side], options.neighbours), PlantedSide(texts[1 - side], 0), options.device
+            )
             for side in (0, 1)
         ]
         for text, search in zip(texts, self._search, strict=True):

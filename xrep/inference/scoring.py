@@ -18,10 +18,10 @@ from xrep.errors import UserError
 from xrep.files import naming
 from xrep.inference.aligned import ReadAligned
 from xrep.inference.encoding import Encode, HeldEncoder
-from xrep.inference.mining import search_origin, sorted_hashes
 from xrep.inference.nearest import Merge, Side, SideSource, search_stages
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import ScoringOptions
+from xrep.inference.text_sides import search_origin, sorted_hashes
 from xrep.jobs.engines import LOCAL, Engine, run_job
 from xrep.jobs.outputs import job_address, states_of
 from xrep.jobs.plan import Advance, Job, Stage

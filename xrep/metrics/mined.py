@@ -14,13 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize
 
-FEWEST = 100
+FEWEST_JUDGED = 100
 """Number of sentences of which at least the scores are needed to judge them alone."""
 _STEPS = 10_000
 """Steps in 1 of the scores that are counted and of thresholds, which so can be typed as they are printed."""
 _PENALTY = 0.1
 """Penalty of the square of a change of slope, chosen on everyday sentences and on news."""
 _GRID, _ROUNDS = 400, 60
+_SMALL = 0.12
+"""Share of right pairs up to which its growth must slow down while the scores are judged alone."""
 _DRAWS = 200
 """Number of resamples of the trusted pairs for an interval."""
 
@@ -153,6 +155,23 @@ def planting_interval(
     return float(low), float(high)
 
 
+def planting_misfit(pairs: ScoreCounts, sources: int, planted: Planted, translated: float) -> float:
+    """Return how far the distribution of the scores of a text is from the mixture of those of planted pairs, where a
+    share of the sources is ``translated``: the largest difference of both distribution functions, in units of the most
+    that was seen with as many trusted pairs of the kind of the text. Those of another kind had 1 to 9."""
+    score = np.sort(np.nan_to_num(np.concatenate((planted.absent, planted.present)), nan=-np.inf))
+
+    def above(scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        order = np.argsort(scores, kind="stable")
+        total = np.append(np.cumsum((np.ones(len(scores)) if weights is None else weights[order])[::-1])[::-1], 0)
+        return total[np.searchsorted(scores[order], score)]
+
+    of_text = above(pairs.score, pairs.count) / max(sources, 1)
+    absent, present = (above(some[~np.isnan(some)]) / len(some) for some in (planted.absent, planted.present))
+    difference = np.abs(of_text - (1 - translated) * absent - translated * present).max()
+    return float(difference / (0.025 + 0.6 / np.sqrt(len(planted.absent))))
+
+
 @dataclass(frozen=True)
 class Alone:
     """What is known of some sources without trusted pairs, [N] each: the score of the ``best`` candidate, and of the
@@ -166,25 +185,28 @@ class Alone:
 
 
 def judge_alone(some: Alone) -> Judgement | None:
-    """Return a rough judgement of pairs by the scores of some sources alone; None if they are fewer than ``FEWEST``.
+    """Return a rough judgement of pairs by the scores of some sources alone; None of fewer than ``FEWEST_JUDGED``.
 
     Of a source whose best candidate is right, the second one is a wrong pair. Of another source it is the second best
     of wrong ones: if F is the distribution of the best wrong candidate, that of the second best of many is F (1 - log
     F). So the scores of second candidates give F for each share of right pairs, and the scores of best candidates give
     the share for each F, as a mixture of two densities whose ratio is exponential in the score. Both are solved in
-    turns from a small share on, because that errs towards fewer right pairs where the distributions overlap. The share
-    is not higher than that which follows from how often the best candidates have no better partner.
+    turns from a small share on, and a small share that grows slowly ends this: where the distributions overlap, fewer
+    right pairs are the better error. The share is not higher than that which follows from how often the best candidates
+    have no better partner.
     """
-    if len(some.best) < FEWEST or np.ptp(some.best) == 0:
+    if len(some.best) < FEWEST_JUDGED or np.ptp(some.best) == 0:
         return None
     second = np.minimum(some.second, some.best)
     share, probability, order = 0.02, np.zeros(len(second)), np.argsort(second, kind="stable")
     rank = np.empty(len(second))
     rank[order] = (np.arange(len(second)) + 1) / (len(second) + 1)
+    growth = np.inf
     for _ in range(40):
         before, (share, probability) = share, _mixture(some.best, second, _weights_of_wrong(rank, share))
-        if abs(share - before) < 2e-3:
+        if abs(share - before) < 2e-3 or (share < _SMALL and share - before > growth / 2):
             break
+        growth = share - before
     most = _most_by_partners(some, probability)
     if share > most:
         share, probability = _mixture(some.best, second, _weights_of_wrong(rank, most), most)
@@ -230,16 +252,16 @@ def _mixture(
 
 def _most_by_partners(some: Alone, probability: np.ndarray) -> float:
     """Return the largest share of right pairs that fits to how many of the best candidates have no better partner,
-    within two standard errors of the share of wrong pairs that have none."""
+    within a standard error of the share of wrong pairs that have none. Of right pairs, 90% or more have none."""
     sure = probability > 0.8
     count = int(sure.sum())
     if count < 10:
         return 1.0
-    of_right, of_wrong = some.mutual[sure].mean(), (some.second_mutual[sure].sum() + 1) / (count + 2)
+    of_right, of_wrong = max(some.mutual[sure].mean(), 0.9), (some.second_mutual[sure].sum() + 1) / (count + 2)
     gap = max(of_right - of_wrong, 1e-3)
     share = (some.mutual.mean() - of_wrong) / gap
     error = np.sqrt(of_wrong * (1 - of_wrong) / count) / gap * max(1 - share, 0)
-    return float(np.clip(share + 2 * error, 0.005, 1))
+    return float(np.clip(share + error, 0.005, 1))
 
 
 def _logistic(
