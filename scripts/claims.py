@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from xml.sax.saxutils import escape
 
 from scipy.stats import nct, t
 
@@ -119,20 +120,59 @@ def verdict(claim: Effect, comparison: Comparison, level: float, decided: bool) 
     return f"undecided (power to see {sought}: {comparison.power(claim.get('gain', 1), level):.2f})"
 
 
-def table(effects: Mapping[str, Effect], figures: Figures, found: Mapping[str, str], everything: bool = False) -> str:
-    """Return the headline claims and those that say something, or all, as a table of Markdown.
-
-    Args:
-        found: the verdicts of the effects' headline claims.
-    """
-    lines = ["| effect | gain in the paper | gain here (95% interval; seeds) | verdict |", f"|{' --- |' * 4}"]
+def shown(
+    effects: Mapping[str, Effect], figures: Figures, everything: bool = False
+) -> Iterator[tuple[str, Effect, str, Comparison]]:
+    """Yield the effect, the claim, its words and its comparison for the headline claims and those that say something,
+    or for all."""
     for name, effect in effects.items():
-        for claim, setting, each in compared(name, effect, figures):
+        for claim, setting, comparison in compared(name, effect, figures):
             if everything or "says" in claim:
                 says = claim.get("says", f"{claim['better']} over {claim['worse']}")
                 says += f", {setting}" if setting and "setting" not in claim else ""
-                interval = f"{each.gain - each.half:+.2f} to {each.gain + each.half:+.2f}; {each.count}"
-                here = f"{each.gain:+.2f} {claim['figure']} ({interval})"
-                last = found[name] if claim is effect["headline"] else "secondary"
-                lines.append(f"| {' | '.join([says, claim.get('paper', 'not in the paper'), here, last])} |")
+                yield name, claim, says, comparison
+
+
+def table(effects: Mapping[str, Effect], figures: Figures, found: Mapping[str, str], everything: bool = False) -> str:
+    """Return a table of Markdown of what is ``shown``; ``found`` has the verdicts of the effects' headline claims."""
+    lines = ["| effect | gain in the paper | gain here (95% interval; seeds) | verdict |", f"|{' --- |' * 4}"]
+    for name, claim, says, each in shown(effects, figures, everything):
+        interval = f"{each.gain - each.half:+.2f} to {each.gain + each.half:+.2f}; {each.count}"
+        here = f"{each.gain:+.2f} {claim['figure']} ({interval})"
+        last = found[name] if claim is effects[name]["headline"] else "secondary"
+        lines.append(f"| {' | '.join([says, claim.get('paper', 'not in the paper'), here, last])} |")
     return "\n".join(lines) + "\n"
+
+
+def plot(effects: Mapping[str, Effect], figures: Figures) -> str:
+    """Return a picture (SVG) of what is ``shown``: for each claim the gain and its interval, in points.
+
+    Headline claims are dark, secondary ones grey; a rhomb is the paper's gain, if it is on the same scale.
+    """
+    rows = [(*row, row[1] is effects[row[0]]["headline"]) for row in shown(effects, figures)]
+    ends = [0.0, *(each.gain + side * each.half for *_, each, _ in rows for side in (-1, 1) if each.count > 1)]
+    ends += [claim["gain"] for _, claim, *_ in rows if "gain" in claim]
+    low, high, height = min(ends), max(ends), 36 * len(rows) + 30
+
+    def across(value: float) -> str:
+        return f"{20 + 680 * (value - low) / (high - low):.1f}"
+
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" font-family="sans-serif" font-size="11">',
+        f'<rect width="720" height="{height}" fill="white"/>',
+        f'<path d="M{across(0)} 4V{height - 20}" stroke="#888" stroke-dasharray="3 3"/>',
+    ]
+    for n, (_, claim, says, each, is_headline) in enumerate(rows):
+        y, colour = 36 * n + 30, "#1f4e8c" if is_headline else "#999"
+        left, right = across(max(each.gain - each.half, low)), across(min(each.gain + each.half, high))
+        lines.append(f'<text x="20" y="{y - 12}" fill="{colour}">{escape(says)} ({escape(claim["figure"])})</text>')
+        lines.append(f'<path d="M{left} {y}H{right}" stroke="{colour}" stroke-width="2"/>')
+        lines.append(f'<circle cx="{across(each.gain)}" cy="{y}" r="4" fill="{colour}"/>')
+        if "gain" in claim:
+            place = f"M{across(claim['gain'])} {y - 6}l6 6l-6 6l-6 -6z"
+            lines.append(f'<path d="{place}" fill="none" stroke="#c0392b" stroke-width="1.5"/>')
+    marks = {"start": (low, f"{low:+.1f}"), "middle": (0.0, "0"), "end": (high, f"{high:+.1f}")}
+    for anchor, (value, text) in marks.items():
+        if anchor == "middle" or value:
+            lines.append(f'<text x="{across(value)}" y="{height - 6}" text-anchor="{anchor}">{text}</text>')
+    return "\n".join([*lines, "</svg>"]) + "\n"

@@ -3,6 +3,7 @@
 
   scripts/replicate hictl --only nmt_gain --seeds 5 --data DATA   # the same command goes on where it was stopped
   scripts/replicate dap --table                                   # the table of examples/dap/README.md
+  scripts/replicate dap --plot > examples/dap/effects.svg         # and its picture
 
 An effect is a YAML file, examples/PAPER/effects/EFFECT.yaml. `prepare` makes the data: each command writes {out}, or
 prints its place (--print-path), and {NAME} stands for that place from there on. `options` are those of xrep-train that
@@ -34,7 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from claims import Effect, Row, figures_of, table, verdicts
+from claims import Effect, Row, figures_of, plot, table, verdicts
 
 from xrep.config import flat, over, to_yaml
 from xrep.config.values import load_yaml
@@ -207,6 +208,7 @@ def main(argv: Sequence[str]) -> None:
     papers = sorted(path.parent.name for path in REPOSITORY.glob("examples/*/effects"))
     parser.add_argument("paper", choices=papers, help="folder of examples/")
     parser.add_argument("--table", action="store_true", help="train nothing; print the table of the figures")
+    parser.add_argument("--plot", action="store_true", help="train nothing; print a picture (SVG) of the table")
     parser.add_argument("--only", metavar="EFFECT", help="one effect, the name of its file; its table has all claims")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     parser.add_argument(
@@ -222,7 +224,7 @@ def main(argv: Sequence[str]) -> None:
     git = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--abbrev=8"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     rows = {tuple(map(row.get, KEY)): row for row in read_table(results)}
-    for name, effect in {} if options.table else effects.items():
+    for name, effect in {} if options.table or options.plot else effects.items():
         places = {"data": os.path.abspath(options.data), "repository": str(REPOSITORY)}
         seeds = [str(n + 1) for n in range(options.seeds)]
         before, rows = rows, {key: row for key, row in rows.items() if key[0] != name}
@@ -235,6 +237,9 @@ def main(argv: Sequence[str]) -> None:
             writer.writeheader()
             writer.writerows(rows.values())
     measured = {paper: figures_of(read_table(REPOSITORY / "examples" / paper / "results.csv")) for paper in papers}
+    if options.plot:
+        print(plot(effects, measured[options.paper]), end="")
+        return
     found = verdicts({paper: (described[paper], measured[paper]) for paper in papers})
     own = {name: verdict for (paper, name), verdict in found.items() if paper == options.paper}
     print(table(effects, measured[options.paper], own, bool(options.only)), end="")

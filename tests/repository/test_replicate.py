@@ -85,13 +85,16 @@ def test_every_arm_can_be_trained_and_every_claim_compared(
 
 
 @pytest.mark.parametrize("paper", sorted({path.parents[1].name for path in EFFECTS}))
-def test_a_readme_has_the_table_of_its_results(
+def test_a_readme_has_the_table_and_the_picture_of_its_results(
     paper: str, replicate: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert replicate.main([paper, "--table"]) == 0
     table = capsys.readouterr().out
     assert table.count("\n") - 2 <= 8
-    assert table in (ROOT / "examples" / paper / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "examples" / paper / "README.md").read_text(encoding="utf-8")
+    assert table in text and "(effects.svg)" in text
+    assert replicate.main([paper, "--plot"]) == 0
+    assert capsys.readouterr().out == (ROOT / "examples" / paper / "effects.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", EFFECTS, ids=lambda path: f"{path.parents[1].name}/{path.stem}")
