@@ -6,16 +6,19 @@
   scripts/replicate dap --plot > examples/dap/effects.svg         # and its picture
 
 An effect is a YAML file, examples/PAPER/effects/EFFECT.yaml. `prepare` makes the data: each command writes {out}, or
-prints its place (--print-path), and {NAME} stands for that place from there on. `options` are those of xrep-train that
-all arms share; `settings` and `arms` have their own, and `arms` of a setting those of an arm there. xrep-sweep trains
-an arm with two seeds at each point of `grid`, and with all seeds at the point that is best on dev; an arm with
-`path` is only measured, and one with `command` writes a model as {out} with {seed}. `evaluations` are arguments of
-xrep-eval, and a figure may be the mean of several of theirs. each effect has
-one claim as its `headline`, `written` on a date, which alone gets a verdict (claims.py); if that was `after_runs`, it
-is the first claim that the file had, in its first setting. Its `gain` is that of the paper, if it is a number on the
-same scale. Those of the other `claims` that say something (`says`) are in the table, with their interval.
-An entry of `prepare` that has {seed}, or needs one that has it, is made once a seed, the others once for all. The grid
-is searched with two seeds, and rates are added until the best is inside. `max_minutes` are those of the processor.
+prints its place (--print-path), and {NAME} stands for that place from there on. An entry that has {seed}, or needs one
+that has it, is made once a seed, the others once for all. `options` are those of xrep-train that all arms share;
+`settings` and `arms` have their own, and `arms` of a setting those of an arm there. xrep-sweep trains an arm with two
+seeds at each point of `grid`, to which rates are added until the best is inside, and with all seeds at the point that
+is best on dev; an arm with `path` is only measured, and one with `command` writes a model as {out} with {seed}.
+`max_minutes` are those of the processor. `evaluations` are arguments of xrep-eval, and a figure may be the mean of
+several of theirs.
+
+Claims compare a figure of two arms, seed by seed. Each effect has one as its `headline`, `written` on a date, which
+alone gets a verdict (claims.py); if that was `after_runs`, it is the first claim that the file had, in its first
+setting. Its `gain` is the paper's, if that is a number on the same scale. Those of the other `claims` that say
+something (`says`) are in the table, with their interval.
+
 The figures of an effect replace those that results.csv had of it. In rows of November 2026, steps and minutes are means
 over the seeds, the minutes are those of the clock, and the search had one seed.
 """
