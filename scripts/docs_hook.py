@@ -21,8 +21,8 @@ from xrep_cli.xrep import PROGRAMS, help_text
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "benchmarks/README.md": "benchmarks.md"}
-for path in sorted(ROOT.glob("examples/*/*.md")):
-    page = f"papers/{path.parent.name}_{path.stem}.md".replace("_README", "")
+for path in sorted([*ROOT.glob("examples/*/*.md"), *ROOT.glob("examples/*/*.svg")]):
+    page = f"papers/{path.parent.name}_{path.name}".replace("_README", "")
     COPIES[str(path.relative_to(ROOT))] = page.replace("papers/cluster", "guides/clusters")
 
 
@@ -49,7 +49,7 @@ def on_files(files, config):
         files.append(File.generated(config, page, content=text))
     for section in config.nav:
         for title in [title for title, folder in section.items() if str(folder).endswith("/")]:
-            section[title] = [page for page in pages if page.startswith(section[title])]
+            section[title] = [page for page in pages if page.startswith(section[title]) and page.endswith(".md")]
 
 
 def on_page_markdown(markdown, page, **_):

@@ -56,8 +56,8 @@ def train(options: argparse.Namespace, lr: float, pairs: Pairs) -> tuple[Any, in
     loss_of = MultipleNegativesRankingLoss(model, scale=1 / options.temperature)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     draw, steps, size = np.random.default_rng(options.seed), 0, options.batch_size
-    order, start, limit = np.empty(0, dtype=np.int64), time.monotonic(), 60 * options.minutes
-    while (spent := steps / options.steps if options.steps else (time.monotonic() - start) / limit) < 1:
+    order, start, limit = np.empty(0, dtype=np.int64), time.process_time(), 60 * options.minutes
+    while (spent := steps / options.steps if options.steps else (time.process_time() - start) / limit) < 1:
         if len(order) < size:
             order = draw.permutation(len(pairs))
         rows, order = order[:size], order[size:]
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--shape", required=True, help="directory of sentence-transformers with the architecture")
     parser.add_argument("--bitext", required=True, action="append", help="parallel text as xrep-preprocess reads it")
     parser.add_argument("--output", required=True, type=Path, help="directory of the trained encoder")
-    parser.add_argument("--minutes", type=float, default=5.0, help="minutes for each learning rate")
+    parser.add_argument("--minutes", type=float, default=5.0, help="minutes of the processor for each learning rate")
     parser.add_argument("--steps", type=int, help="steps for each learning rate, in place of minutes")
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 2e-3], help="learning rates to try")
     parser.add_argument("--temperature", type=float, default=0.05, help="1 / scale of the loss (its default: 0.05)")

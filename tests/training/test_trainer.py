@@ -1,5 +1,6 @@
 """The trainer: its steps, the end of a run, and what it validates and keeps."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,20 @@ def test_minutes_end_a_run_and_its_schedule(data_directory, tmp_path, monkeypatc
     assert rates[:peak] == sorted(rates[:peak]) and rates[peak:] == sorted(rates[peak:], reverse=True)
     assert rates[0] > 0.97 if warmup == 0 else rates[0] <= 1 / 3
     assert 0 < rates[-1] < 0.03
+
+
+@pytest.mark.parametrize(("clock", "steps"), [("cpu", 12), ("wall", 3)])
+def test_minutes_are_those_of_the_clock_or_the_processor(data_directory, tmp_path, monkeypatch, clock, steps):
+    """A step takes 10 seconds of which 2.5 are of the processor. A run that goes on counts what it had used before."""
+    ticks = itertools.count(1000, 1e-6)
+    for kind, share in (("monotonic", 10), ("process_time", 2.5)):
+        monkeypatch.setattr(f"time.{kind}", lambda share=share: next(ticks) + share * trainer.state.step)
+    given = {**TERMS, "max_minutes": 0.5, "clock": clock, "batch_size": 5}
+    trainer = make_trainer(compose_run(data_directory, tmp_path / "whole", **given), tmp_path / "whole")
+    assert trainer.train().step == steps and trainer.state.seconds == pytest.approx(30, abs=0.1)
+    trainer = make_trainer(compose_run(data_directory, tmp_path / "resumed", **given), tmp_path / "resumed")
+    trainer.state.seconds = 20.0
+    assert trainer.train().step == steps / 3
 
 
 @pytest.mark.parametrize(

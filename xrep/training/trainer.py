@@ -79,6 +79,7 @@ class Trainer:
         examples = self.config.update_freq * first[-1].examples / len(first)
         self.budget = Budget(self.config, task.examples, examples, schedule)
         self.state = TrainingState()
+        self._clock = time.process_time if self.config.clock == "cpu" else time.monotonic
         self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
         self.reports = Reports(progress, self.pair, self.budget.spent, task.examples)
         self._late: tuple[Results, Group, float, dict[str, float]] | None = None
@@ -90,7 +91,7 @@ class Trainer:
         Raises:
             TrainingError: a loss or gradient is not finite, memory ran out, a worker died, or the ranks drifted apart.
         """
-        self._started, save_every = time.monotonic() - self.state.seconds, self.checkpoints.config.save_every
+        self._started, save_every = self._clock() - self.state.seconds, self.checkpoints.config.save_every
         self.step.train_mode()
         with closing(self.read()) as read, self.stop.watching():
             groups = steps_ahead(read, self.world, self.status)
@@ -131,7 +132,7 @@ class Trainer:
 
     def status(self) -> tuple[float, bool]:
         """Return the seconds of training, 0 on all but rank 0, and whether this rank was told to stop."""
-        return time.monotonic() - self._started if self.world.is_main else 0.0, self.stop.signal is not None
+        return self._clock() - self._started if self.world.is_main else 0.0, self.stop.signal is not None
 
     def run_step(self, group: Group, began: float) -> None:
         """Make a step and report it; ``began`` is the time at which its batches were asked for."""
