@@ -79,32 +79,22 @@ def sentence_length(text: str) -> float:
 
 
 class HashSet:
-    """A set of 64-bit hashes that needs 8 bytes per hash (16 while it merges). ``NO_KEY`` is never a member.
-
-    The hashes are in sorted arrays, each of which is at least twice as long as the next.
-    """
+    """A set of 64-bit hashes that needs 8 bytes per hash, and a few times as many while some are added. ``NO_KEY`` is
+    never a member."""
 
     def __init__(self) -> None:
-        self._levels: list[np.ndarray] = []
+        self._sorted = np.empty(0, dtype=np.uint64)
 
     def __len__(self) -> int:
-        return sum(map(len, self._levels))
+        return len(self._sorted)
 
     def add(self, hashes: np.ndarray) -> None:
-        """Add uint64 [N], of which ``NO_KEY`` is left out."""
-        distinct = np.unique(np.asarray(hashes, dtype=np.uint64))
-        self._levels.append(distinct[~self.contains(distinct) & (distinct != NO_KEY)])
-        while len(self._levels) > 1 and len(self._levels[-2]) < 2 * len(self._levels[-1]):
-            upper = self._levels.pop()
-            self._levels[-1] = np.sort(np.concatenate([self._levels[-1], upper]), kind="stable")
+        """Add uint64 [N], of which ``NO_KEY`` is left out. It sorts all members, so add many at a time."""
+        self._sorted = np.union1d(self._sorted, hashes[hashes != NO_KEY])
 
     def contains(self, hashes: np.ndarray) -> np.ndarray:
         """Return whether each hash is a member: uint64 [...] -> bool [...]."""
-        hashes = np.asarray(hashes, dtype=np.uint64)
-        is_member = np.zeros(hashes.shape, dtype=bool)
-        for level in self._levels:
-            is_member |= find_sorted(level, hashes) >= 0
-        return is_member
+        return find_sorted(self._sorted, hashes) >= 0
 
 
 @dataclass(kw_only=True)

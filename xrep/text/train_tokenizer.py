@@ -110,19 +110,11 @@ def sample_for_tokenizer(
         counts: Number of sentences per language in ``sentences``.
         exponent: 1 keeps the proportions of the text, 0 makes all languages equal (XLM, arXiv:1901.07291, uses 0.5).
         maximum: Largest number of sentences to return.
-
-    Raises:
-        UserError: If the exponent is not between 0 and 10.
     """
-    if not 0 <= exponent <= 10:
-        raise UserError(f"languages sampled with the exponent {exponent:g}", cure="give one between 0 and 1")
     weights = {language: count**exponent for language, count in counts.items() if count > 0}
     total = min(sum(counts.values()), maximum)
     scale = total / sum(weights.values()) if weights else 0.0
-    return _resample(sentences, {language: scale * weight / counts[language] for language, weight in weights.items()})
-
-
-def _resample(sentences: Iterable[tuple[str, str]], rates: Mapping[str, float]) -> Iterator[str]:
+    rates = {language: scale * weight / counts[language] for language, weight in weights.items()}
     due = dict.fromkeys(rates, 0.0)
     for language, text in sentences:
         due[language] += rates[language]
