@@ -186,7 +186,6 @@ def test_an_encoder_with_one_vector_for_everything_is_never_correct(block: str, 
             found = [*inbatch_infonce(x, x, 0.07)[2:], *hard_infonce(x, x, 0.07, exponent=0.5)[2:4]]
             found += [queue_infonce(x, x, x, 0.05).correct, triplet_infonce(x, x, x, 0.05).correct]
             assert not torch.stack(found).any()
-            assert queue_infonce(x, x, x, 0.05, margin=-0.01).correct.all()
 
 
 @pytest.mark.parametrize("shape", [(), (1,), None], ids=str)

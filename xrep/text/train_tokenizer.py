@@ -48,7 +48,7 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int | None, desti
             too small for them gets as many as it allows.
 
     Raises:
-        UserError: If there is no sentence, or the vocabulary is too small for the text (the message gives the bound).
+        UserError: The vocabulary is too small for the text (the message gives the bound).
     """
     options = {
         "model_type": "unigram",
@@ -128,6 +128,4 @@ def _explain(message: str, vocabulary_size: int) -> UserError:
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         cure = f"ask for more than {match[1]}"
         return UserError(f"{problem} smaller than the number of different characters", cure=cure)
-    if "!sentences_.empty()" in message:
-        return UserError("no sentence to train the tokenizer on", cure="check the input files and cleaning options")
     return UserError(f"SentencePiece could not train: {message}", cure="check `vocab_size` and the input text")
