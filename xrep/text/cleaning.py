@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -128,28 +128,17 @@ CLEANING_STEPS = (
 )  # fmt: skip
 
 
-@dataclass
-class CleaningReport:
-    """The number of pairs per corpus and cleaning step: ``counts[corpus][step]``, steps in the order they are applied.
+def cleaning_table(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """Return a text table with one line per corpus and one column per step that dropped something.
 
-    Every pair is counted under ``read``, and under the first step that dropped it or under ``kept``.
+    Args:
+        counts: The number of pairs per corpus and cleaning step. Every pair is counted under ``read``, and under the
+            first step that dropped it or under ``kept``.
     """
-
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def add(self, corpus: str, step: str, count: int = 1) -> None:
-        self.counts.setdefault(corpus, dict.fromkeys(CLEANING_STEPS, 0))[step] += int(count)
-
-    def total(self, step: str) -> int:
-        return sum(row[step] for row in self.counts.values())
-
-    def table(self) -> str:
-        """Return a text table with one line per corpus and one column per step that dropped something."""
-        steps = [step for step in CLEANING_STEPS if step in ("read", "kept") or self.total(step)]
-        rows = [[corpus, *(f"{row[step]:,}" for step in steps)] for corpus, row in self.counts.items()]
-        if len(self.counts) > 1:
-            rows.append(["total", *(f"{self.total(step):,}" for step in steps)])
-        return table(["corpus", *steps], rows)
+    totals = {step: sum(row[step] for row in counts.values()) for step in CLEANING_STEPS}
+    steps = [step for step, total in totals.items() if step in ("read", "kept") or total]
+    rows = {**counts, "total": totals} if len(counts) > 1 else counts
+    return table(["corpus", *steps], [[name, *(f"{row[step]:,}" for step in steps)] for name, row in rows.items()])
 
 
 def drop_reason(source: str, target: str, hashes: Sequence[int], options: CleaningOptions) -> str | None:
