@@ -15,7 +15,7 @@ from xrep.errors import UserError
 from xrep.interrupts import Interrupted
 from xrep.jobs.engines import Engine
 from xrep.store.addresses import is_local
-from xrep.text.cleaning import CleaningOptions
+from xrep.text.cleaning import CleaningOptions, cleaning_table
 from xrep.text.find import parse_bitext
 from xrep_cli import common
 from xrep_cli.command import Command
@@ -111,7 +111,7 @@ def run(options: Options) -> None:
     if report is None:
         print(common.SHARE_DONE, file=sys.stderr)
         return
-    log(f"\n{report.cleaning.table()}\n")
+    log(f"\n{cleaning_table(report.cleaning)}\n")
     log(_summary(report))
     common.write_summary(report.as_dict(), options.json)
     log(f"next: xrep-train {options.destdir} --task bitext --criterion dual_moco --save-dir run1")

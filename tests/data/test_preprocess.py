@@ -69,11 +69,11 @@ def test_every_step_is_counted(tmp_path):
     splits = {"train": [tsv(tmp_path / "x.tsv", rows)], "valid": [tsv(tmp_path / "v.tsv", valid)]}
     cleaning = CleaningOptions(minimum_length=2, maximum_length=12, maximum_length_ratio=2, sample=100)
     report = run(tmp_path, splits, exclude=[str(evaluation)], cleaning=cleaning)
-    assert report.cleaning.counts["de-en x.tsv"] == {
+    assert report.cleaning["de-en x.tsv"] == {
         "read": 188, "empty": 2, "identical": 1, "too short": 1, "too long": 1, "length ratio": 1, "excluded": 2,
         "in valid/test": 1, "duplicate": 1, "held out": 0, "near held out": 0, "sampled away": 78, "kept": 100,
     }  # fmt: skip
-    assert report.cleaning.counts["valid de-en v.tsv"]["empty"] == 1
+    assert report.cleaning["valid de-en v.tsv"]["empty"] == 1
     kept = texts(report.path, "train")["de-en"]
     assert len(set(kept)) == len(kept) == 100 and set(kept) <= set(rows)
     assert not {PAIRS[0], PAIRS[33]} & set(kept)
@@ -84,7 +84,7 @@ def test_a_corpus_may_have_a_sample_of_its_own(tmp_path):
     first, second = (tsv(tmp_path / name, rows) for name, rows in (("x.tsv", PAIRS[:90]), ("y.tsv", PAIRS[90:])))
     few = replace(first, sample=20)
     report = run(tmp_path, {"train": [few, second]}, cleaning=CleaningOptions(sample=50))
-    assert [row["kept"] for row in report.cleaning.counts.values()] == [20, 50]
+    assert [row["kept"] for row in report.cleaning.values()] == [20, 50]
 
 
 def test_without_cleaning_everything_is_kept(tmp_path):
@@ -98,7 +98,7 @@ def test_duplicates_are_found_across_corpora_of_a_pair_but_not_across_pairs(tmp_
     first, second = tsv(tmp_path / "x.tsv", PAIRS), tsv(tmp_path / "y.tsv", PAIRS[:50] + [("Ein Haus", "A house")])
     third = tsv(tmp_path / "z.tsv", PAIRS, "nl")
     report = run(tmp_path, {"train": [first, second, third]})
-    assert [report.cleaning.counts[c]["duplicate"] for c in ("de-en x.tsv", "de-en y.tsv", "nl-en z.tsv")] == [0, 50, 0]
+    assert [report.cleaning[c]["duplicate"] for c in ("de-en x.tsv", "de-en y.tsv", "nl-en z.tsv")] == [0, 50, 0]
     assert {name: len(pairs) for name, pairs in texts(report.path, "train").items()} == {"de-en": 181, "nl-en": 180}
 
 
@@ -118,7 +118,8 @@ def test_held_out_pairs_have_no_near_duplicate_in_training(tmp_path):
     train, valid = texts(report.path, "train"), texts(report.path, "valid")
     templates = [{template_hash(en) for rows in part.values() for _, en in rows} for part in (train, valid)]
     assert not templates[0] & templates[1]
-    read, held_out, near, kept = map(report.cleaning.total, ("read", "held out", "near held out", "kept"))
+    steps = ("read", "held out", "near held out", "kept")
+    read, held_out, near, kept = (sum(row[step] for row in report.cleaning.values()) for step in steps)
     assert (read, held_out, kept) == (1080, 29, 1080 - 29 - near) and near > 29
 
 
@@ -126,7 +127,7 @@ def test_training_pairs_that_occur_in_valid_or_test_on_either_side_are_dropped(t
     valid, test = tsv(tmp_path / "v.tsv", PAIRS[:5]), tsv(tmp_path / "t.tsv", TURKISH[10:15], "tr")
     train = [tsv(tmp_path / "x.tsv", PAIRS), tsv(tmp_path / "y.tsv", TURKISH, "tr")]
     report = run(tmp_path, {"train": train, "valid": [valid], "test": [test]})
-    assert [row["in valid/test"] for row in report.cleaning.counts.values()] == [0, 0, 10, 10]
+    assert [row["in valid/test"] for row in report.cleaning.values()] == [0, 0, 10, 10]
     assert texts(report.path, "valid") == {"de-en": PAIRS[:5]} and len(texts(report.path, "test")["tr-en"]) == 5
 
 

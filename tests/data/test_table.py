@@ -79,7 +79,7 @@ def edit_manifest(folder, **changes):
     (lambda f: truncate(f, "train.de-en.source"), r"train\.de-en\.source: \d+ bytes, but the manifest says"),
     (lambda f: (f / "valid.de-en.hashes").unlink(), r"valid\.de-en\.hashes: missing file"),
     (lambda f: reverse(f / "tokenizer" / "sentencepiece.model"), "not the tokenizer that made these tokens"),
-    (lambda f: truncate(f, "manifest.json"), "the manifest is no JSON"),
+    (lambda f: truncate(f, "manifest.json"), "the manifest is not of an xrep data directory"),
     (lambda f: edit_manifest(f, format="other"), "is not of an xrep data directory"),
     (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 4; run xrep-preprocess again"),
 ])  # fmt: skip

@@ -21,7 +21,7 @@ def table(**columns: list[str]) -> Examples:
 
 
 def points_of(encoder: object, *tables: Examples, tokens: bool = False) -> tuple[dict, list[tuple[int, int]]]:
-    made = scatter.Scatter(scatter.Scatter.Config(data="", tokens=tokens))
+    made = scatter.Scatter(scatter.Scatter.Config(data="-", tokens=tokens))
     made.tables = list(tables)
     return made.points(encoder)
 

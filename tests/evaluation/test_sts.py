@@ -8,7 +8,7 @@ from scipy import stats
 from tests.evaluation.conftest import SCORED, NgramEncoder, measured, published, write
 from xrep.errors import UserError
 from xrep.evaluation import sts
-from xrep.evaluation.sts import Sts, correlations, find_sets, select, similarities, subsets_of
+from xrep.evaluation.sts import Sts, correlations, find_sets, select, similarities
 from xrep.metrics.components import whiten
 
 
@@ -38,11 +38,9 @@ def test_published_layouts_are_read(folder: Path) -> None:
     tests = {test.name: test for test in find_sets(folder)}
     assert list(tests) == ["SICK-R", "STS-B", "STS-B de", "STS16"]
     year = tests["STS16"]
-    assert [(subset.name, subset.gold["score"].tolist()) for subset in subsets_of(year)] == [
-        ("news", [5.0, 2.25, 0.0]),
-        ("qa", [2.2, 0.0, 5.0, 0.4]),
-    ]
-    assert subsets_of(year)[0].columns[1] == [SCORED[0][1], SCORED[2][1], SCORED[3][1]]
+    scores = [("news", 5.0), ("news", 2.25), ("news", 0.0), ("qa", 2.2), ("qa", 0.0), ("qa", 5.0), ("qa", 0.4)]
+    assert [(subset, score) for score, subset in year.gold.tolist()] == scores
+    assert year.columns[1][:3] == [SCORED[0][1], SCORED[2][1], SCORED[3][1]]
     assert (year.split, year.languages[0], len(year), len(year.files)) == ("test", "en", 7, 4)
     for name, first in (("SICK-R", SCORED[0][0]), ("STS-B", '"' + SCORED[0][0])):
         (one, other), gold = tests[name].columns, tests[name].gold
@@ -62,7 +60,8 @@ def test_published_layouts_are_read(folder: Path) -> None:
 def test_the_averages_are_each_what_their_name_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sts, "SEVEN", ("STS16", "STS-B", "SICK-R"))
     figures, tests = measured(Sts, NgramEncoder(), data=str(folder)), {test.name: test for test in find_sets(folder)}
-    news, qa = subsets_of(tests["STS16"])
+    year = tests["STS16"]
+    news, qa = (year.only(year.gold["subset"] == name) for name in ("news", "qa"))
     sides = [[NgramEncoder().encode(side).astype(float) for side in part.columns] for part in (news, qa)]
     scores = [(x * y).sum(axis=1) for x, y in sides]
     for name, function in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
@@ -102,10 +101,8 @@ def test_each_similarity_is_by_hand_on_vectors_as_the_model_gives_them(folder: P
         assert found[name]["pearson"]["all"] == pytest.approx(expected, abs=1e-3)
     assert len({round(of["pearson"]["all"], 3) for of in found.values()}) == 4
     test = find_sets(str(folder))[-1]
-    columns = [column for subset in subsets_of(test) for column in subset.columns]
-    vectors = [encoder.encode(column, "en", normalize=False).astype(np.float64) for column in columns]
-    white = np.split(whiten(np.concatenate(vectors), 3), np.cumsum([len(column) for column in columns])[:-1])
-    first, second = np.concatenate(white[::2]), np.concatenate(white[1::2])
+    vectors = [encoder.encode(column, "en", normalize=False).astype(np.float64) for column in test.columns]
+    first, second = np.split(whiten(np.concatenate(vectors), 3), 2)
     expected = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
     np.testing.assert_allclose(similarities(encoder, test, 3)["cosine"], expected, atol=1e-6)
 
@@ -134,7 +131,7 @@ def test_the_published_files_are_read() -> None:
     sizes = {name: len(test) for name, test in tests.items()}
     year = {"STS12": 3108, "STS13": 1500, "STS14": 3750}
     assert sizes == {"SICK-R": 4927, "STS-B": 1379, "STS-B de": 1379, "STS-B fr": 1379, "STS-B zh": 1379, **year}
-    assert [subset.name for subset in subsets_of(tests["STS13"])] == ["FNWN", "OnWN", "headlines"]
+    assert list(dict.fromkeys(tests["STS13"].gold["subset"])) == ["FNWN", "OnWN", "headlines"]
     for language in ("de", "fr", "zh"):
         np.testing.assert_array_equal(tests[f"STS-B {language}"].gold["score"], tests["STS-B"].gold["score"])
     train = {test.name: len(test) for test in find_sets(folder, "train")}

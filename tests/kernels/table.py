@@ -40,12 +40,12 @@ def queue(draw: Draw, both: bool = False) -> Problem:
     def kernel(query: Tensor, positive: Tensor, tau: Tensor) -> Found:
         valid = torch.tensor(filled, dtype=torch.int32) if draw.flag else filled
         masks = {"judge": judge, "queue_guide": of_keys, **given}
-        return queue_infonce(query, positive, keys, tau, valid=valid, margin=draw.margin, **masks)
+        return queue_infonce(query, positive, keys, tau, valid=valid, **masks)
 
     def in_two(query: Tensor, positive: Tensor, tau: Tensor) -> Found:
         guides = [None] * 9 if of_keys is None else of_keys[:filled].split(23)
         parts = [
-            queue_infonce(query, positive, part, tau, margin=draw.margin, judge=judge, queue_guide=own)
+            queue_infonce(query, positive, part, tau, judge=judge, queue_guide=own)
             for part, own in zip(keys[:filled].split(23), guides, strict=False)
         ]
         return against_both(parts[0], parts[1]) if len(parts) > 1 else parts[0]
@@ -55,7 +55,7 @@ def queue(draw: Draw, both: bool = False) -> Problem:
         known = (None, None) if both or ids[1] is None else (ids[0], ids[1][:filled])
         same = equal(*known, (draw.batch, len(own))).to(own.device) | above[:, : len(own)]
         negatives = (query @ own.T / tau).masked_fill(same, -math.inf)
-        return infonce(((query * positive).sum(1) - draw.margin) / tau, negatives)
+        return infonce((query * positive).sum(1) / tau, negatives)
 
     return Problem(inputs, in_two if both else kernel, formula, units_of(draw, inputs, draw.batch))
 

@@ -76,5 +76,3 @@ def test_kernels_that_do_not_are_left_with_a_warning(function, reason, kernels, 
 def test_the_float32_product_is_told(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "fast_float32_is_exact", lambda: exact)
     assert describe(CPU) == f"plain torch, {'fast' if exact else 'default'} float32 products"
-    with precision.exact_products():
-        assert describe(CPU) == "plain torch, default float32 products"

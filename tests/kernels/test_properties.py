@@ -91,15 +91,17 @@ def test_what_is_frozen_gets_no_gradient_and_changes_none(name: str, block: str)
 @every_kernel
 @pytest.mark.parametrize("block", ["small", "whole"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_neither_autocast_nor_the_fast_product_changes_it(name: str, block: str, dtype: torch.dtype) -> None:
+def test_neither_autocast_nor_the_fast_product_changes_it(
+    name: str, block: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = KERNELS[name](Draw(batch=30, size=40, many=90, dtype=dtype, tau=0.0625))
     with blocks(block):
         usual = problem.found()
         if name != "vocabulary":  # its products read autocast's type, as those of other linear layers
             automatic = differentiate(torch.autocast("cpu", torch.bfloat16)(problem.kernel), problem.inputs)
             assert all(torch.equal(automatic[key], usual[key]) for key in usual)
-        with precision.exact_products():
-            slow = problem.found()
+        monkeypatch.setattr(precision, "fast_float32_is_exact", lambda: False)
+        slow = problem.found()
     assert all(error(usual[key].double(), slow[key].double()) < 1e-5 for key in usual if key != "correct")
 
 
@@ -184,7 +186,6 @@ def test_an_encoder_with_one_vector_for_everything_is_never_correct(block: str, 
             found = [*inbatch_infonce(x, x, 0.07)[2:], *hard_infonce(x, x, 0.07, exponent=0.5)[2:4]]
             found += [queue_infonce(x, x, x, 0.05).correct, triplet_infonce(x, x, x, 0.05).correct]
             assert not torch.stack(found).any()
-            assert queue_infonce(x, x, x, 0.05, margin=-0.01).correct.all()
 
 
 @pytest.mark.parametrize("shape", [(), (1,), None], ids=str)
@@ -240,7 +241,6 @@ BAD = [
     (linear_cross_entropy, WORDS, {"weight": (5, 7)}, "weight must be [V, D] with D = 8, not [5, 7]"),
     (linear_cross_entropy, WORDS, {"groups": (3,)}, "groups choose rows of bias"),
     (linear_cross_entropy, WORDS, {"label_smoothing": 1.1}, "label_smoothing must lie in [0, 1], not 1.1"),
-    (linear_cross_entropy, WORDS, {"weight": (1, 8)}, "target 1 is neither in [0, 1) nor the ignore_index -100"),
 ]
 
 

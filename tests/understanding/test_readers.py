@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.runs import environment
 from xrep.errors import UserError
-from xrep.text.find import TextFile, discover, of_split
+from xrep.text.find import TextFile, of_split
 from xrep.understanding.formats import read_questions, read_tagged
 from xrep.understanding.labels import ClassificationTask, read_labelled
 from xrep.understanding.questions import QuestionAnsweringTask
@@ -42,24 +42,24 @@ def read(reader: Any, folder: Path, name: str, content: str, *counts: Counter[st
 ])  # fmt: skip
 def test_split_and_language_are_read_from_names(name: str, split: str | None, language: str, tmp_path: Path) -> None:
     write(tmp_path / "data", {name: "x", "README.txt": "x", ".hidden.tsv": "x"})
-    (file,) = discover(tmp_path / "data", "xx", ClassificationTask)
+    (file,) = ClassificationTask.discover(tmp_path / "data", "xx")
     assert (file.path, file.split, file.language) == (tmp_path / "data" / name, split, language)
 
 
 def test_tagged_files_and_questions_are_found(tmp_path: Path) -> None:
     names = ("en_ewt-ud-train.conllu", "de_pud-ud-test.conllu", "panx/dev-zh.tsv", "LICENSE.txt")
-    files = discover(write(tmp_path / "tags", dict.fromkeys(names, "x")), "en", TaggingTask)
+    files = TaggingTask.discover(write(tmp_path / "tags", dict.fromkeys(names, "x")), "en")
     assert [(file.split, file.language) for file in files] == [("test", "de"), ("train", "en"), ("valid", "zh")]
     assert [file.language for file in of_split(files, "train", ["en"])] == ["en"]
     squad = {"xquad.es.json": '{"data": [{"paragraphs": []}]}', "other.json": "{}"}
-    (file,) = discover(write(tmp_path / "qa", squad), "en", QuestionAnsweringTask)
+    (file,) = QuestionAnsweringTask.discover(write(tmp_path / "qa", squad), "en")
     assert (file.split, file.language) == (None, "es") and of_split([file], "test") and not of_split([file], "valid")
     with pytest.raises(UserError, match="no such file or folder"):
-        discover(tmp_path / "nowhere", "en", ClassificationTask)
+        ClassificationTask.discover(tmp_path / "nowhere", "en")
     with pytest.raises(
         UserError, match="no labelled text; name a file, or a folder of files that end in .tsv, .jsonl or .review"
     ):
-        discover(tmp_path / "qa", "en", ClassificationTask)
+        ClassificationTask.discover(tmp_path / "qa", "en")
 
 
 PAIR = [(("A cat.", "An animal."), "entailment")]

@@ -76,7 +76,7 @@ class CMLM(Criterion):
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config)
         self._tower = only_tower("cmlm", model, text.languages)
-        self.masked_lm = MaskedLanguage(model, text, rate=config.mask_rate, head="auto")
+        self.masked_lm = MaskedLanguage(model, text, rate=config.mask_rate)
         hidden_size = require_transformer(model.encoders[self._tower], "cmlm").shape.hidden_size
         _check(config, model, self._tower)
         own = not isinstance(_projection(model, self._tower), MeanOfSpaces)

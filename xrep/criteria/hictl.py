@@ -170,7 +170,7 @@ class HiCTL(ContrastiveCriterion):
         self.masked_lm: MaskedLanguage | None = None
         if config.language_model:
             rate = MASK_RATES[self._objective] if config.mask_rate is None else config.mask_rate
-            self.masked_lm = MaskedLanguage(model, text, rate=rate, head="auto")
+            self.masked_lm = MaskedLanguage(model, text, rate=rate)
         hardens = config.sentence_contrast and config.hard_negatives
         self.hardness = PositiveProbability(config.slack) if hardens else None
         if config.word_contrast:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,6 @@ from xrep.nn.encoder import Encoder
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.weights import fitting
 
-HeadChoice = Literal["auto", "new"]
-
 
 class MaskedLanguage(nn.Module):
     """Masks the tokens that a tower reads, and predicts them from the token vectors of its last layer.
@@ -28,26 +26,25 @@ class MaskedLanguage(nn.Module):
 
     Args:
         rate: share of the tokens of each row that are chosen.
-        head: new makes new heads. auto takes the head of the tower's pretrained encoder: the one in its directory or,
-            if the encoder is a tower of an earlier run, that of the run's criterion (of several, the last by name).
 
     Attributes:
-        heads: the head of each tower.
+        heads: the head of each tower: that of its pretrained encoder, which is the one in its directory or, if the
+            encoder is a tower of an earlier run, that of the run's criterion; a new one if there is none.
         notes: what a user should know about the heads.
 
     Raises:
         UserError: a tower's vocabulary has no [MASK], or a pretrained head cannot be used.
     """
 
-    def __init__(self, model: DualEncoder, text: TextSpec, *, rate: float, head: HeadChoice) -> None:
+    def __init__(self, model: DualEncoder, text: TextSpec, *, rate: float) -> None:
         super().__init__()
-        self.rate, self.head, self.notes = rate, head, list[str]()
+        self.rate, self.notes = rate, list[str]()
         self.vocabularies = {tower: text.vocabulary(tower) for tower in model.encoders}
         for tower, vocabulary in self.vocabularies.items():
             if vocabulary.mask_id is None:
                 problem = f"the tokenizer of the tower {tower} has no [MASK]"
                 raise UserError(problem, cure="use one that has, such as of xrep-preprocess")
-        starts = model.config.starts if head == "auto" else {}
+        starts = model.config.starts
         self.heads: Any = nn.ModuleDict({t: self._head(t, model.encoders[t], starts.get(t)) for t in model.encoders})
 
     def _head(self, tower: str, encoder: Encoder, start: Start | None) -> MaskedLanguageHead:

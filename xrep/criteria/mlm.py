@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 
 from xrep.criteria.criterion import Criterion, Loss, Planned
-from xrep.criteria.masked_language import HeadChoice, MaskedLanguage
+from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batch import Batch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.models.dual_encoder import DualEncoder
@@ -20,7 +20,10 @@ from xrep.text.sides import SHARED
 class MLM(Criterion):
     """Predict masked tokens (BERT, Devlin et al. 2019): the mean cross-entropy of the original tokens.
 
-    Tokens are masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
+    Tokens are masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen. The layer
+    between token vectors and vocabulary is that of the pretrained encoder, if its directory has one, or that of the
+    run's criterion if the encoder is RUN/best of a run; otherwise a new one. The ``parts`` of a run share it, as in
+    XLM.
 
     Use:
         - Needs: sentences (task monolingual), or pairs, each side of which is read separately.
@@ -42,15 +45,11 @@ class MLM(Criterion):
         mask_rate: Annotated[float, "(0, 1)"] = 0.15
         """Share of the tokens of each sentence that is masked: 80% of these become [MASK], 10% become a random subword,
         10% stay. BERT and HiCTL (table 9, monolingual) use 0.15."""
-        language_head: HeadChoice = "auto"
-        """Layer between token vectors and vocabulary. auto: the head of the pretrained encoder, if its directory has
-        one, or that of the run's criterion if the encoder is RUN/best of a run; otherwise a new one. new: always a new
-        one. Several ``parts`` of a run with the same choice share one head, as in XLM; hictl and cmlm use auto."""
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config)
         self._text = text
-        self.masked_lm = MaskedLanguage(model, text, rate=config.mask_rate, head=config.language_head)
+        self.masked_lm = MaskedLanguage(model, text, rate=config.mask_rate)
         self.idle_parameters = len(model.projections) > 0
 
     def prepare(self, task: Task) -> None:

@@ -23,8 +23,8 @@ class Multitask(Criterion):
 
     Terms and metrics are named ``part/name``, tensors ``parts.PART.name``. A step computes one part after the other, by
     the criterion of each (``Planned.parts``), and calls ``after_step`` (momentum, queues) of those that it had batches
-    of. Parts that predict masked tokens (mlm, tlm, hictl, cmlm) with the same choice of head share one head, whose
-    tensors are named after the first of them.
+    of. Parts that predict masked tokens (mlm, tlm, hictl, cmlm) share one head, whose tensors are named after the first
+    of them.
     """
 
     @dataclass(kw_only=True)
@@ -81,8 +81,7 @@ class Multitask(Criterion):
 
 
 def _share_heads(parts: Iterable[nn.Module]) -> None:
-    """Let language models with the same choice of head use the heads of the first of them."""
-    first: dict[str, MaskedLanguage] = {}
-    for language in [module for part in parts for module in part.modules() if isinstance(module, MaskedLanguage)]:
-        if (owner := first.setdefault(language.head, language)) is not language:
-            language.share(owner)
+    """Let language models use the heads of the first of them."""
+    models = [module for part in parts for module in part.modules() if isinstance(module, MaskedLanguage)]
+    for language in models[1:]:
+        language.share(models[0])

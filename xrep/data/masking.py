@@ -61,12 +61,8 @@ def mask_tokens(
         batch: Sentences in host memory.
         rate: Share of the maskable tokens of each row to choose.
         generator: Source of the random numbers.
-
-    Raises:
-        ValueError: The vocabulary has no [MASK].
     """
-    if vocabulary.mask_id is None:
-        raise ValueError("the vocabulary has no [MASK]")
+    assert vocabulary.mask_id is not None
     allowed, counts = maskable(batch, vocabulary), mask_counts(batch, vocabulary, rate)
     chosen = _ranks(torch.rand(allowed.shape, generator=generator), allowed) < counts.unsqueeze(1)
     positions = (chosen & allowed).flatten().nonzero().squeeze(1)

@@ -21,7 +21,7 @@ from xrep.jobs.engines import LOCAL, Engine, WorkerShare, run_job, share_of
 from xrep.jobs.notes import DONE
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
 from xrep.jobs.plan import Job
-from xrep.text.cleaning import CleaningOptions, CleaningReport
+from xrep.text.cleaning import CleaningOptions, cleaning_table
 from xrep.text.find import Bitext, discover_bitext
 from xrep.text.sides import save_tokenizers
 from xrep.workers import processors
@@ -71,17 +71,20 @@ class PreprocessOptions:
 
 @dataclass(frozen=True)
 class PreprocessReport:
-    """The result of preprocessing: the folder written, the counts of cleaning, the manifest of the data, and notes for
-    the user."""
+    """The result of preprocessing: the folder written, the manifest of the data, and notes for the user."""
 
     path: Path
-    cleaning: CleaningReport
     manifest: dict[str, Any]
     notes: list[str]
 
+    @property
+    def cleaning(self) -> dict[str, dict[str, int]]:
+        """The number of pairs per corpus and step; see ``cleaning_table``."""
+        return self.manifest["cleaning"]
+
     def as_dict(self) -> dict[str, Any]:
-        facts = {key: self.manifest[key] for key in ("languages", "splits", "vocabularies")}
-        return {"path": str(self.path), **facts, "cleaning": self.cleaning.counts, "notes": self.notes}
+        facts = {key: self.manifest[key] for key in ("languages", "splits", "vocabularies", "cleaning")}
+        return {"path": str(self.path), **facts, "notes": self.notes}
 
 
 def default_workers() -> int:
@@ -149,7 +152,7 @@ def preprocess(
     manifest = run_job(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)
     if manifest is None:
         return None
-    return PreprocessReport(destination, CleaningReport(manifest["cleaning"]), manifest, notes)
+    return PreprocessReport(destination, manifest, notes)
 
 
 def _stages(
@@ -214,5 +217,5 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Tel
                 log(f"preprocessing {path} (once; kept in {directory})")
                 report = preprocess(splits, directory, options, log, workers=default_workers())
                 assert report is not None
-                log(report.cleaning.table())
+                log(cleaning_table(report.cleaning))
     return directory

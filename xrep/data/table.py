@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -137,12 +137,6 @@ class Table:
     facts: Mapping[str, Any] = field(default_factory=dict)
     salt: int = 0
 
-    @classmethod
-    def in_memory(cls, name: str, schema: Schema, chunks: Iterable[Mapping[str, Any]], **facts: Any) -> Table:
-        """Return a table of the rows that ``TableWriter.append`` would write."""
-        rows = list(chunks)
-        return cls(name, {each: _joined(kind, [row[each] for row in rows]) for each, kind in schema.items()}, facts)
-
     @property
     def languages(self) -> tuple[str, ...]:
         """The languages of a table that has such a fact: those of both sides, or the only one."""
@@ -163,15 +157,6 @@ class Table:
         """Return the number of tokens of some rows, summed over the ragged columns: int64 [N] -> int64 [N]."""
         ragged = (column for column in self.columns.values() if column.offsets is not None)
         return sum((column.lengths(rows) for column in ragged), np.zeros(len(rows), np.int64))
-
-
-def _joined(kind: ColumnType, parts: Sequence[Any]) -> Column:
-    if not kind.ragged:
-        empty = np.empty((0,) if kind.width == 1 else (0, kind.width), kind.dtype)
-        return Column(np.concatenate([empty, *parts]).astype(kind.dtype))
-    values = np.concatenate([np.empty(0, kind.dtype), *(values for values, _ in parts)]).astype(kind.dtype)
-    lengths = np.concatenate([np.zeros(1, np.int64), *(lengths for _, lengths in parts)])
-    return Column(values, np.cumsum(lengths))
 
 
 class TableWriter(ExitStack):
@@ -289,8 +274,8 @@ class DataDirectory:
         except (FileNotFoundError, NotADirectoryError):
             problem = "not a data directory (no manifest.json)"
             raise UserError(problem, path=self.path, cure="see xrep-preprocess") from None
-        except (ValueError, RecursionError):
-            raise UserError("the manifest is no JSON", path=file, cure=self._cure) from None
+        except ValueError:
+            manifest = None
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             cure = "name a folder of text, or a directory that xrep-preprocess wrote"
             raise UserError("the manifest is not of an xrep data directory", path=file, cure=cure)

@@ -64,8 +64,8 @@ def prepare_text(data: str | Path, options: TextOptions, tokenizers: Tokenizers)
     files = find_text(data)
 
     def fill(builder: Builder) -> None:
-        for chunk in chunks(text for file in files.get("valid", []) for text, _ in read_sentences(file)):
-            builder.excluded.add(sentence_hashes(chunk))
+        held_out = (text for file in files.get("valid", []) for text, _ in read_sentences(file))
+        builder.excluded.add(sentence_hashes(held_out))
         for split, some in files.items():
             for language in sorted({file.language for file in some}):
                 of_language = [file for file in some if file.language == language]

@@ -15,7 +15,7 @@ from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, shares
-from xrep.evaluation.reading import check_least, choose_names, existing_folder, folders_with, named
+from xrep.evaluation.reading import choose_names, existing_folder, folders_with, named
 from xrep.metrics.extraction import best_threshold, mining_scores
 from xrep.retrieval.in_memory import neighbours
 from xrep.retrieval.margins import Candidates, check_neighbours, choose
@@ -89,7 +89,6 @@ class Bucc(Evaluation):
     def read(self) -> list[Examples]:
         if self.config.oracle and self.config.threshold is not None:
             raise UserError("`oracle` and `threshold`", cure="give one of them")
-        check_least(self.config, neighbours=1)
         self.tests: list[tuple[BuccSplit, BuccSplit | None]] = []
         for pair, gold in find_gold(self.config.langs, self.config.data).items():
             split, tuning = plan(list(gold), pair, self.config)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from tqdm import tqdm
 
-from xrep.config.fields import Count
+from xrep.config.fields import Count, check_options
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Overlap, open_encoder, seen, total
 from xrep.evaluation.plots import Picture
@@ -160,6 +160,7 @@ class Evaluation(ABC):
     """Options on which the figures do not depend."""
 
     def __init__(self, config: Any) -> None:
+        check_options(config)
         self.config = config
 
     @classmethod

@@ -16,7 +16,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder, total, without_components
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption
 from xrep.evaluation.plots import plot_language_bias
-from xrep.evaluation.reading import ParallelOptions, check_least, folders_with, languages_of, read_texts
+from xrep.evaluation.reading import ParallelOptions, folders_with, languages_of, read_texts
 from xrep.metrics.geometry import language_shares
 from xrep.tables import table
 from xrep.text.languages import name
@@ -42,7 +42,7 @@ class LanguageBias(Evaluation):
     class Config(EncoderOptions, OverlapOption, PlotOption, ParallelOptions):
         neighbours: Count = 10
         """Number of nearest neighbours of each sentence that are counted."""
-        remove_components: int = 1
+        remove_components: Count = 1
         """Number of principal components that are removed from the vectors of each language."""
         sentences: Count = 1000
         """Maximum number of sentences per language; the first ones are taken. All languages are cut to the size of the
@@ -55,7 +55,6 @@ class LanguageBias(Evaluation):
         return {path: cls.Config(data=str(path)) for path in folders_with(folder, r"tatoeba\..+-eng\..+")}
 
     def read(self) -> list[Examples]:
-        check_least(self.config, neighbours=1, remove_components=1)
         tables = read_texts(self.config)
         _even(_pool(tables), self.config.sentences)
         return tables

@@ -14,7 +14,6 @@ from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures
-from xrep.evaluation.reading import check_least
 from xrep.retrieval.in_memory import neighbours
 from xrep.text.chunks import CHUNK_LINES, read_chunks
 from xrep.text.languages import check_language
@@ -53,7 +52,6 @@ class Neighbours(Evaluation):
     def read(self) -> list[Examples]:
         """Return the queries and, only to list its sentences, the text, which may be larger than the memory."""
         config = self.config
-        check_least(config, top=1)
         check_language(config.lang, "lang")
         check_language(config.data_lang, "data_lang")
         listed = read_lines(config.query_file) if config.query_file else ()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples
 from xrep.text import examples as text_readers
@@ -60,13 +61,6 @@ def choose_languages(
     return choose_names(named_languages(text, groups, known), known, data, path)
 
 
-def check_least(options: object, **least: int) -> None:
-    """Check that numbers among the options of an evaluation are not below their least values."""
-    for name, value in least.items():
-        if (given := getattr(options, name)) < value:
-            raise UserError(f"`{name}` {given}", cure=f"give at least {value}")
-
-
 def existing_folder(path: str | Path, cure: str) -> Path:
     if not Path(path).is_dir():
         raise UserError("no such folder", path=path, cure=cure)
@@ -95,7 +89,7 @@ class ParallelOptions:
     langs: str | None = None
     """Language codes (de,fr or deu,fra) or all. The default is those of de en es fr ja ko zh that are there, or all if
     fewer than two are."""
-    column: int = 1
+    column: Count = 1
     """Column of the sentence in .tsv files, counted from 1."""
 
 
@@ -104,7 +98,6 @@ def read_texts(options: ParallelOptions) -> list[Examples]:
     whose second column is English. Rows with a blank or repeated side, and rows with all sides equal, are left out, and
     so are rows in which a side is ``NS``, with which PAWS-X marks a sentence that has no translation."""
     data, langs = options.data, options.langs
-    check_least(options, column=1)
     codes = {} if "{lang}" in data else available(data)
     files = files_of_pattern(data) if "{lang}" in data else {}
     known, hub = sorted({*files, *codes, "en"} if codes else files), {"en"} if codes else set()

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from xrep.config.fields import CountOrZero
 from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder, encode_columns
 from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions
-from xrep.evaluation.reading import check_least, choose_languages, existing_folder, folders_with
+from xrep.evaluation.reading import choose_languages, existing_folder, folders_with
 from xrep.metrics import components
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
@@ -80,7 +81,7 @@ class Sts(TableEvaluation):
         """Languages of the data sets to measure (de,fr or deu,fra), or all."""
         split: Literal["test", "dev", "train"] = "test"
         """Split to measure on. STS12 to STS16 have only the test split."""
-        whiten: int = 0
+        whiten: CountOrZero = 0
         """Whiten the vectors of the sentences of each test to this number of directions, as Su et al. (2021) do, who
         keep 256; 0: leave them as they are."""
 
@@ -93,7 +94,6 @@ class Sts(TableEvaluation):
         return {folder: cls.Config(data=str(folder))} if folders_with(folder, _FILES) else {}
 
     def read(self) -> list[Examples]:
-        check_least(self.config, whiten=0)
         return select(find_sets(self.config.data, self.config.split), self.config.langs)
 
     def score(self, model: MeasuredEncoder, examples: Examples) -> Score:
@@ -142,16 +142,13 @@ def select(tests: Sequence[Examples], languages: str) -> list[Examples]:
 def similarities(encoder: MeasuredEncoder | SentenceEncoder, test: Examples, whiten: int = 0) -> dict[str, np.ndarray]:
     """Return the scores of the N pairs of a test by similarity, float64 [N] each."""
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
-    columns = [column for subset in subsets_of(test) for column in subset.columns]
-    encoded = encode_columns(encoder, columns, test.languages[0])
-    joined = np.concatenate(encoded).astype(np.float64)
+    joined = np.concatenate(encode_columns(encoder, test.columns, test.languages[0])).astype(np.float64)
     try:
         joined = components.whiten(joined, whiten) if whiten else joined
     except ValueError as error:
         most = min(len(joined) - 1, joined.shape[1])
         raise UserError(f"`whiten` {whiten}: {error}", cure=f"give a smaller number, at most {most}") from None
-    vectors = np.split(joined, np.cumsum([len(column) for column in encoded])[:-1])
-    x, y = np.concatenate(vectors[::2]), np.concatenate(vectors[1::2])
+    x, y = np.split(joined, 2)
     return {similarity: function(x, y) for similarity, function in SIMILARITIES.items()}
 
 
@@ -173,12 +170,6 @@ def correlations(test: Examples, scores: Mapping[str, np.ndarray]) -> Correlatio
                 "subsets": each,
             }
     return found
-
-
-def subsets_of(examples: Examples) -> list[Examples]:
-    """Return the pairs of each subset of a data set."""
-    names = examples.gold["subset"]
-    return [replace(examples.only(names == name), name=name) for name in dict.fromkeys(names.tolist())]
 
 
 def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:

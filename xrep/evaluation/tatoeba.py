@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from xrep.config.fields import Count
+from xrep.config.fields import Count, CountOrZero
 from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder, without_components
 from xrep.evaluation.evaluation import Examples, Figures, PlotOption, Result, Score, TableEvaluation, VectorTestOptions
 from xrep.evaluation.plots import plot_tatoeba
-from xrep.evaluation.reading import available, check_least, choose_languages, folders_with, read_tatoeba
+from xrep.evaluation.reading import available, choose_languages, folders_with, read_tatoeba
 from xrep.metrics.bootstrap import resampled_means
 from xrep.metrics.retrieval import accuracy_of, right_answers
 from xrep.retrieval.margins import margin_scores
@@ -65,7 +65,7 @@ class Tatoeba(TableEvaluation):
         direction: Literal["both", "xx-en", "en-xx"] = "both"
         """Direction whose accuracy is averaged over the languages and has an interval: the mean of both, from the
         language into English, or from English, as in XTREME."""
-        remove_components: int = 0
+        remove_components: CountOrZero = 0
         """Number of principal components of each language (of its sentences in the test) that are removed from its
         vectors."""
 
@@ -78,7 +78,6 @@ class Tatoeba(TableEvaluation):
 
     def read(self) -> list[Examples]:
         config, codes = self.config, available(self.config.data)
-        check_least(config, neighbours=1, remove_components=0)
         wanted = choose_languages(config.langs, codes, "Tatoeba files for", config.data, LANGUAGE_GROUPS)
         tables = [read_tatoeba(config.data, codes[language]) for language in wanted]
         smallest = min(tables, key=len)

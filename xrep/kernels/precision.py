@@ -11,7 +11,6 @@ import functools
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
@@ -28,20 +27,9 @@ _SIZE = 256
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
 """Largest error of a product of 256 x 256 numbers, relative to its largest number: about 15 times what rounding
 explains in float32, and a hundredth of the error of inputs rounded to bfloat16."""
-_fast_allowed = ContextVar("whether faster products than torch's default ones may be used", default=True)
 
 
 # -- the policy ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Context manager in which float32 products on CPUs are torch's default ones, for comparisons or to debug."""
-    before = _fast_allowed.set(False)
-    try:
-        yield
-    finally:
-        _fast_allowed.reset(before)
 
 
 @contextmanager
@@ -57,13 +45,12 @@ def float32_precision(name: str) -> Iterator[None]:
 
 def allows_library(tensor: Tensor) -> bool:
     """Return whether oneDNN may be called directly for products of tensors like this one, in its own type."""
-    return _fast_allowed.get() and tensor.device.type == "cpu" and tensor.dtype in _LIBRARY_TYPES
+    return tensor.device.type == "cpu" and tensor.dtype in _LIBRARY_TYPES
 
 
 def takes_fast_product(tensor: Tensor) -> bool:
     """Return whether products of tensors like this one use the fast float32 product."""
-    allowed = _fast_allowed.get() and tensor.device.type == "cpu"
-    return allowed and tensor.dtype == torch.float32 and fast_float32_is_exact()
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and fast_float32_is_exact()
 
 
 def fast_products(tensor: Tensor):

@@ -7,7 +7,6 @@ loss and everything that its gradient needs, so no [B, K] array exists in either
 
 from __future__ import annotations
 
-import math
 from types import ModuleType
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from xrep.kernels import softmax
-from xrep.kernels.arguments import check_number, check_tensors, scalar
+from xrep.kernels.arguments import check_tensors, scalar
 from xrep.kernels.fused import steps_for
 from xrep.kernels.judge import Judge, bars
 from xrep.kernels.pairs import beaten
@@ -48,7 +47,6 @@ def queue_infonce(
     valid: int | Tensor | None = None,
     query_ids: Tensor | None = None,
     queue_ids: Tensor | None = None,
-    margin: float = 0.0,
     judge: Judge | None = None,
     queue_guide: Tensor | None = None,
 ) -> InfoNCE:
@@ -65,7 +63,6 @@ def queue_infonce(
         valid: number of filled rows at the start of the queue; the rest is masked. Default: all rows are filled.
         query_ids: int64 [B, C]. A row of the queue that equals the query in any column is masked.
         queue_ids: int64 [K, C]; both or neither.
-        margin: m, subtracted from the positive's similarity before the temperature.
         judge: says which rows are too similar to the query to count.
         queue_guide: float [K, G], the vectors that the judge's guide, if it has one, gives to the rows of the queue.
 
@@ -89,7 +86,6 @@ def queue_infonce(
         raise ValueError("query_ids and queue_ids mask together: give both or neither")
     if (judge is None or judge.guide is None) != (queue_guide is None):
         raise ValueError("the judge's guide and queue_guide judge together: give both or neither")
-    check_number("margin", margin, -math.inf)
     tau = scalar("temperature", temperature, accumulation_dtype(query), query.device)
     count = len(queue) if valid is None else int(valid)
     if not 0 <= count <= len(queue):
@@ -99,7 +95,7 @@ def queue_infonce(
     operand = tau.dtype if torch.float64 in (queue.dtype, tau.dtype) else operand_dtype(queue)
     learns = torch.is_grad_enabled() and (query.requires_grad or positive.requires_grad or tau.requires_grad)
     with torch.autocast(query.device.type, enabled=False):
-        given = query, positive, tau, queue, ids, margin, operand, learns, judge, queue_guide
+        given = query, positive, tau, queue, ids, operand, learns, judge, queue_guide
         return InfoNCE(*_QueueInfoNCE.apply(*given))
 
 
@@ -117,9 +113,9 @@ class _QueueInfoNCE(torch.autograd.Function):
     """The loss and correctness of each query. The forward pass finds Σ_j p_j k_j, which the gradient needs."""
 
     @staticmethod
-    def forward(ctx, query, positive, tau, queue, ids, margin, operand, learns, judge, queue_guide):
+    def forward(ctx, query, positive, tau, queue, ids, operand, learns, judge, queue_guide):
         wide, steps = query.to(tau.dtype), steps_for(query.device)
-        similarity = (wide * positive.to(tau.dtype)).sum(1) - margin
+        similarity = (wide * positive.to(tau.dtype)).sum(1)
         scaled = similarity / tau
         # Scaled queries save a pass over the scores, but would be rounded once more in half precision.
         rows, scale = (wide / tau, None) if operand == tau.dtype else (query.to(operand), 1 / tau)
@@ -162,7 +158,7 @@ class _QueueInfoNCE(torch.autograd.Function):
         of_tau = None
         if ctx.needs_input_grad[2]:
             of_tau = (gradient * (share * similarity - (q * mixture).sum(1))).sum() / tau**2
-        return of_query, of_positive, of_tau, *[None] * 7
+        return of_query, of_positive, of_tau, *[None] * 6
 
 
 def _at_once(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -79,32 +79,22 @@ def sentence_length(text: str) -> float:
 
 
 class HashSet:
-    """A set of 64-bit hashes that needs 8 bytes per hash (16 while it merges). ``NO_KEY`` is never a member.
-
-    The hashes are in sorted arrays, each of which is at least twice as long as the next.
-    """
+    """A set of 64-bit hashes that needs 8 bytes per hash, and a few times as many while some are added. ``NO_KEY`` is
+    never a member."""
 
     def __init__(self) -> None:
-        self._levels: list[np.ndarray] = []
+        self._sorted = np.empty(0, dtype=np.uint64)
 
     def __len__(self) -> int:
-        return sum(map(len, self._levels))
+        return len(self._sorted)
 
     def add(self, hashes: np.ndarray) -> None:
-        """Add uint64 [N], of which ``NO_KEY`` is left out."""
-        distinct = np.unique(np.asarray(hashes, dtype=np.uint64))
-        self._levels.append(distinct[~self.contains(distinct) & (distinct != NO_KEY)])
-        while len(self._levels) > 1 and len(self._levels[-2]) < 2 * len(self._levels[-1]):
-            upper = self._levels.pop()
-            self._levels[-1] = np.sort(np.concatenate([self._levels[-1], upper]), kind="stable")
+        """Add uint64 [N], of which ``NO_KEY`` is left out. It sorts all members, so add many at a time."""
+        self._sorted = np.union1d(self._sorted, hashes[hashes != NO_KEY])
 
     def contains(self, hashes: np.ndarray) -> np.ndarray:
         """Return whether each hash is a member: uint64 [...] -> bool [...]."""
-        hashes = np.asarray(hashes, dtype=np.uint64)
-        is_member = np.zeros(hashes.shape, dtype=bool)
-        for level in self._levels:
-            is_member |= find_sorted(level, hashes) >= 0
-        return is_member
+        return find_sorted(self._sorted, hashes) >= 0
 
 
 @dataclass(kw_only=True)
@@ -138,28 +128,17 @@ CLEANING_STEPS = (
 )  # fmt: skip
 
 
-@dataclass
-class CleaningReport:
-    """The number of pairs per corpus and cleaning step: ``counts[corpus][step]``, steps in the order they are applied.
+def cleaning_table(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """Return a text table with one line per corpus and one column per step that dropped something.
 
-    Every pair is counted under ``read``, and under the first step that dropped it or under ``kept``.
+    Args:
+        counts: The number of pairs per corpus and cleaning step. Every pair is counted under ``read``, and under the
+            first step that dropped it or under ``kept``.
     """
-
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def add(self, corpus: str, step: str, count: int = 1) -> None:
-        self.counts.setdefault(corpus, dict.fromkeys(CLEANING_STEPS, 0))[step] += int(count)
-
-    def total(self, step: str) -> int:
-        return sum(row[step] for row in self.counts.values())
-
-    def table(self) -> str:
-        """Return a text table with one line per corpus and one column per step that dropped something."""
-        steps = [step for step in CLEANING_STEPS if step in ("read", "kept") or self.total(step)]
-        rows = [[corpus, *(f"{row[step]:,}" for step in steps)] for corpus, row in self.counts.items()]
-        if len(self.counts) > 1:
-            rows.append(["total", *(f"{self.total(step):,}" for step in steps)])
-        return table(["corpus", *steps], rows)
+    totals = {step: sum(row[step] for row in counts.values()) for step in CLEANING_STEPS}
+    steps = [step for step, total in totals.items() if step in ("read", "kept") or total]
+    rows = {**counts, "total": totals} if len(counts) > 1 else counts
+    return table(["corpus", *steps], [[name, *(f"{row[step]:,}" for step in steps)] for name, row in rows.items()])
 
 
 def drop_reason(source: str, target: str, hashes: Sequence[int], options: CleaningOptions) -> str | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from xrep.text.cleaning import sentence_key, template_hash
 
@@ -30,6 +30,7 @@ LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER'
 }
 CORPUS_VERSION = 1
 """Version of the rules below. A cached corpus of another version is made again."""
+_ENGLISH = "homeassistant/components/*/translations/en.json"
 _MINIMUM_ENGLISH_WORDS = 3
 _TEST_PERCENT, _VALID_PERCENT = 5, 4
 
@@ -62,7 +63,7 @@ def read_wheel(wheel: Path) -> dict[str, TextPairs]:
     """
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        english_names = sorted(n for n in names if _is_translation(n, "en"))
+        english_names = sorted(name for name in names if PurePath(name).match(_ENGLISH))
         english = {name: dict(_strings(json.loads(archive.read(name)))) for name in english_names}
         corpus: dict[str, TextPairs] = {}
         for language, (file_name, _) in LANGUAGES.items():
@@ -119,11 +120,6 @@ def _unique(pairs: TextPairs) -> TextPairs:
             seen[0].add(keys[0])
             seen[1].add(keys[1])
     return pool
-
-
-def _is_translation(name: str, language: str) -> bool:
-    parts = name.split("/")
-    return parts[:2] == ["homeassistant", "components"] and parts[3:] == ["translations", f"{language}.json"]
 
 
 def _strings(tree: object, path: str = "") -> Iterator[tuple[str, str]]:

@@ -70,7 +70,7 @@ def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
     for path in paths:
         texts = itertools.chain.from_iterable(map(_texts, _files_below(Path(path))))
         is_empty = True
-        while len(hashes := sentence_hashes(itertools.islice(texts, 1 << 16))):
+        while len(hashes := sentence_hashes(itertools.islice(texts, 1 << 20))):
             is_empty = is_empty and bool((hashes == NO_KEY).all())
             excluded.add(hashes)
         if is_empty:

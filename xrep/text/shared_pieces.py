@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xrep.text.tokenizer import SPACE, SentencePieceTokenizer, Tokenizer, XLMRobertaTokenizer
+from xrep.text.tokenizer import SPACE, SentencePieceTokenizer, Tokenizer
 
 
 def rows_of_pieces(own: Tokenizer, other: Tokenizer) -> list[list[int]]:
@@ -30,9 +30,7 @@ def rows_of_pieces(own: Tokenizer, other: Tokenizer) -> list[list[int]]:
 def texts_of_pieces(tokenizer: Tokenizer) -> list[str]:
     """Return the text of each piece by its id; ``SPACE`` is in front of those that begin a word."""
     if isinstance(tokenizer, SentencePieceTokenizer):
-        pieces = [tokenizer.processor.id_to_piece(place) for place in range(tokenizer.processor.get_piece_size())]
-        moved = isinstance(tokenizer, XLMRobertaTokenizer)
-        return ["<s>", "<pad>", "</s>", "<unk>", *pieces[3:], "<mask>"] if moved else pieces
+        return tokenizer.pieces()
     from tokenizers import Tokenizer as Library
     from tokenizers.decoders import ByteLevel
     from tokenizers.models import WordPiece

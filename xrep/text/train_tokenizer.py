@@ -48,7 +48,7 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int | None, desti
             too small for them gets as many as it allows.
 
     Raises:
-        UserError: If there is no sentence, or the vocabulary is too small for the text (the message gives the bound).
+        UserError: The vocabulary is too small for the text (the message gives the bound).
     """
     options = {
         "model_type": "unigram",
@@ -110,19 +110,11 @@ def sample_for_tokenizer(
         counts: Number of sentences per language in ``sentences``.
         exponent: 1 keeps the proportions of the text, 0 makes all languages equal (XLM, arXiv:1901.07291, uses 0.5).
         maximum: Largest number of sentences to return.
-
-    Raises:
-        UserError: If the exponent is not between 0 and 10.
     """
-    if not 0 <= exponent <= 10:
-        raise UserError(f"languages sampled with the exponent {exponent:g}", cure="give one between 0 and 1")
     weights = {language: count**exponent for language, count in counts.items() if count > 0}
     total = min(sum(counts.values()), maximum)
     scale = total / sum(weights.values()) if weights else 0.0
-    return _resample(sentences, {language: scale * weight / counts[language] for language, weight in weights.items()})
-
-
-def _resample(sentences: Iterable[tuple[str, str]], rates: Mapping[str, float]) -> Iterator[str]:
+    rates = {language: scale * weight / counts[language] for language, weight in weights.items()}
     due = dict.fromkeys(rates, 0.0)
     for language, text in sentences:
         due[language] += rates[language]
@@ -136,6 +128,4 @@ def _explain(message: str, vocabulary_size: int) -> UserError:
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         cure = f"ask for more than {match[1]}"
         return UserError(f"{problem} smaller than the number of different characters", cure=cure)
-    if "!sentences_.empty()" in message:
-        return UserError("no sentence to train the tokenizer on", cure="check the input files and cleaning options")
     return UserError(f"SentencePiece could not train: {message}", cure="check `vocab_size` and the input text")

@@ -172,9 +172,14 @@ class AnnotatedTask(TableTask):
 
     config: Any
 
+    @classmethod
+    def discover(cls, path: str | Path, language: str) -> list[TextFile]:
+        """Find the files that the task reads; see ``xrep.text.find.discover``."""
+        return discover(path, language, cls.accepts, cls.what, cls.forms)
+
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config, self.seed = config, seed
-        files = discover(config.data, config.language, type(self))
+        files = self.discover(config.data, config.language)
         chosen = None if "all" in config.languages else [canonical(language) for language in config.languages]
         self._files = {split: of_split(files, split, chosen) for split in ("train", "valid")}
         if not self._files["train"]:

@@ -18,7 +18,7 @@ from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
 from xrep.tasks.task import Task
-from xrep.text.find import discover, of_split
+from xrep.text.find import of_split
 from xrep.text.languages import name
 from xrep.training.validator import OverRanks, Validator
 from xrep.understanding.annotated import AnnotatedTask, check_labels
@@ -86,7 +86,7 @@ class AnnotatedEvaluation(TableEvaluation):
     def read(self) -> list[Examples]:
         """Return a table for each language, whose ``gold`` are the annotated examples."""
         data, split = self.config.data, "valid" if self.config.split == "dev" else "test"
-        files = discover(data, self.config.language, self.task)
+        files = self.task.discover(data, self.config.language)
         chosen = files if Path(data).is_file() else of_split(files, split)
         self.counts = Counter[str]()
         found = dict[str, list[tuple[Any, Path]]]()

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from tqdm import tqdm
@@ -14,7 +14,7 @@ from tqdm import tqdm
 from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder, encode_columns
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions
-from xrep.evaluation.reading import check_least, choose_names, existing_folder, folders_with, named
+from xrep.evaluation.reading import choose_names, existing_folder, folders_with, named
 from xrep.evaluation.senteval.protocols import Outcome, data_of, protocol
 from xrep.tables import table
 from xrep.text.languages import canonical, check_language
@@ -112,7 +112,7 @@ class SentEval(Evaluation):
         """Seeds of folds, initial weights and order of batches, separated by commas. Several give mean and spread. 1111
         is SentEval's. SentEval itself draws the folds of MR, CR, SUBJ and MPQA with 1111 whatever seed it is given.
         Here all folds are drawn with the given seed."""
-        folds: int = 10
+        folds: Annotated[int, "[2, inf)"] = 10
         """Number of folds of every cross-validation."""
 
     config: Config
@@ -126,7 +126,6 @@ class SentEval(Evaluation):
         if importlib.util.find_spec("sklearn") is None:  # it draws the folds
             raise UserError("SentEval needs scikit-learn, which is not installed", cure="pip install 'xrep[senteval]'")
         check_language(self.config.lang, "lang")
-        check_least(self.config, folds=2)
         seeds = named(self.config.seeds, "seeds")
         if not all(seed.isdecimal() and int(seed) < 2**32 for seed in seeds):
             raise UserError(f"`seeds` {self.config.seeds!r}", cure="give numbers from 0 to 4294967295, such as 1,2,3")
