@@ -15,7 +15,7 @@ from xrep.metrics.mined import Alone, Planted
 from xrep.retrieval.margins import Margin, Retrieval, apply_margin
 from xrep.retrieval.topk import TopK
 
-_SAMPLED = 1 << 14
+_SAMPLED = 1 << 13
 """Most sources of which the second candidates are looked at."""
 
 
