@@ -31,6 +31,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -87,6 +88,8 @@ def make(place: Path, command: str, places: Row) -> str:
     place = place.with_name(f"{place.name}-{hashlib.sha256(repr(given).encode()).hexdigest()[:8]}")
     done = place.with_suffix(".made")
     if not done.is_file():
+        if not given[0].startswith("xrep-"):  # those go on with what a killed command has left
+            shutil.rmtree(place, ignore_errors=True)
         printed = call([filled(word, {"out": str(place)}) for word in given], place.with_suffix(".log"))
         with write_aside(done) as aside:  # an empty one would name no place
             aside.write_text(printed[-1] if "--print-path" in given else str(place), encoding="utf-8")

@@ -18,6 +18,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep.config import runs_of
 from xrep.config.values import load_yaml
+from xrep.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 EFFECTS = sorted(ROOT.glob("examples/*/effects/*.yaml"))
@@ -251,6 +252,16 @@ def test_what_needs_the_seed_is_made_once_a_seed(
     assert [command[0] for command in made] == ["data", "train", "copy", "train", "copy", "other", "other"]
     assert [row["seed"] for row in rows] == ["1", "2", "0", "1", "2"]
     assert len({row["model"] for row in rows}) == 5
+
+
+def test_what_a_killed_command_has_left_is_made_anew(replicate: ModuleType, tmp_path: Path) -> None:
+    command = "bash -c 'mkdir {out} && touch {out}/half && test -e {ready} && touch {out}/whole'"
+    with pytest.raises(UserError, match="bash failed"):
+        replicate.make(tmp_path / "data", command, {"ready": str(tmp_path / "ready")})
+    assert [path.name for path in tmp_path.glob("data-*/*")] == ["half"]
+    (tmp_path / "ready").touch()
+    made = Path(replicate.make(tmp_path / "data", command, {"ready": str(tmp_path / "ready")}))
+    assert sorted(path.name for path in made.iterdir()) == ["half", "whole"]
 
 
 @pytest.mark.nightly

@@ -6,6 +6,8 @@ in integers, so they are exact, and a result differs between processors only by 
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +22,8 @@ _TINY = 1e-30
 _IN_CACHE = 1 << 19
 """Number of float32 results that are computed at a time (2 MB), so that they stay in the cache until they are read."""
 
+_FEW = 64
+"""Number of rows up to which calls cost more than products, so that as few operations as possible are used."""
 _OUTPUTS = 4096
 """Number of outputs that are computed at a time: the weights of a vocabulary would not stay in the cache."""
 
@@ -75,6 +79,7 @@ class Int8Product:
         checked = bias + 0 * (bias.sum() + scale.sum())
         some = zip(*(each.split(_OUTPUTS) for each in (weight, scale, checked)), strict=True)
         self._parts = [_Part(*each) for each in some]
+        self._few = _FewRows(weight, scale, checked) if _FewRows.is_possible() else None
 
     def __reduce__(self) -> tuple[type[Int8Product], tuple[Tensor, Tensor, Tensor]]:
         return Int8Product, self._given  # torch cannot copy what the library has ordered
@@ -82,6 +87,9 @@ class Int8Product:
     @torch.no_grad()
     def __call__(self, x: Tensor, gelu: bool = False) -> Tensor:
         """Return ``x @ weight.T + bias`` of float32 rows [N, D_in], [N, D_out], and (exact) GELU of it if ``gelu``."""
+        if self._few and len(x) <= _FEW:
+            found = self._few(x)
+            return torch.ops.aten.gelu_(found) if gelu else found
         found = x.new_empty(len(x), self.outputs)
         step = rows_in_cache(min(self.outputs, _OUTPUTS))
         for rows, results in zip(x.split(step), found.split(step), strict=True):
@@ -107,3 +115,27 @@ class _Part:
         return torch.ops.onednn.qlinear_pointwise(
             x, 1.0, 0, self._packed, self._scale, self._no_zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
+
+
+class _FewRows:
+    """A quantised linear map for few rows, by the product of torch's quantised modules, which is FBGEMM on processors
+    without VNNI. The results are those of ``_Part``, bit by bit."""
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
+        self._bias, self._sums = bias, weight.sum(1).mul(scale)
+        no_zeros, padded = torch.zeros(len(weight), dtype=torch.int64), F.pad(weight, (0, _SCALE_AND_SMALLEST))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.ao is deprecated; its product is what we need
+            whole = torch._make_per_channel_quantized_tensor(padded, scale.double(), no_zeros, 0)
+            self._packed = torch.ops.quantized.linear_prepack(whole, None)
+
+    @staticmethod
+    def is_possible() -> bool:
+        return torch.backends.quantized.engine in ("x86", "fbgemm")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        integers, scale, smallest = quantise_rows(x)
+        products = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            integers.float(), 1.0, 0, self._packed
+        )
+        return torch.addcmul(self._bias, products, scale).addcmul_(self._sums, smallest)
