@@ -57,6 +57,8 @@ def test_a_row_does_not_depend_on_the_others():
     product, x = Int8Product(*quantise(torch.randn(20, 40)), torch.randn(20)), torch.randn(50, 40)
     others = torch.cat([x[:1], 1000 * x[1:]])
     assert torch.equal(product(x)[0], product(others)[0]) and torch.equal(product(x[:1])[0], product(x)[0])
+    many = torch.cat([x, others])  # for which another product of torch is used
+    assert len(x) <= int8._FEW < len(many) and torch.equal(product(many)[:50], product(x))
 
 
 def test_zeros_give_the_bias_and_what_is_not_finite_stays_so():

@@ -6,11 +6,11 @@ in integers, so they are exact, and a result differs between processors only by 
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from xrep.kernels.precision import multiplies_few_int8, packed_int8
 
 _PAIR = 127
 """Weights become integers, of which two neighbours, 2i and 2i + 1, have at most this sum of sizes, or 128 where both
@@ -79,7 +79,7 @@ class Int8Product:
         checked = bias + 0 * (bias.sum() + scale.sum())
         some = zip(*(each.split(_OUTPUTS) for each in (weight, scale, checked)), strict=True)
         self._parts = [_Part(*each) for each in some]
-        self._few = _FewRows(weight, scale, checked) if _FewRows.is_possible() else None
+        self._few = _FewRows(weight, scale, checked) if multiplies_few_int8() else None
 
     def __reduce__(self) -> tuple[type[Int8Product], tuple[Tensor, Tensor, Tensor]]:
         return Int8Product, self._given  # torch cannot copy what the library has ordered
@@ -123,19 +123,10 @@ class _FewRows:
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
         self._bias, self._sums = bias, weight.sum(1).mul(scale)
-        no_zeros, padded = torch.zeros(len(weight), dtype=torch.int64), F.pad(weight, (0, _SCALE_AND_SMALLEST))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch.ao is deprecated; its product is what we need
-            whole = torch._make_per_channel_quantized_tensor(padded, scale.double(), no_zeros, 0)
-            self._packed = torch.ops.quantized.linear_prepack(whole, None)
-
-    @staticmethod
-    def is_possible() -> bool:
-        return torch.backends.quantized.engine in ("x86", "fbgemm")
+        self._packed = packed_int8(F.pad(weight, (0, _SCALE_AND_SMALLEST)), scale)
 
     def __call__(self, x: Tensor) -> Tensor:
         integers, scale, smallest = quantise_rows(x)
-        products = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            integers.float(), 1.0, 0, self._packed
-        )
+        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        products = multiply(integers.float(), 1.0, 0, self._packed)
         return torch.addcmul(self._bias, products, scale).addcmul_(self._sums, smallest)

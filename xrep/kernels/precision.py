@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -167,6 +169,36 @@ def multiplies_int8() -> bool:
 
     They are the largest for which a processor without VNNI is exact: two neighbours have at most 128 as their sum.
     """
+
+    def multiply(x: Tensor, weight: Tensor, ones: Tensor, zeros: Tensor) -> Tensor:
+        packed, settings = torch.ops.onednn.qlinear_prepack(weight, None), (1.0, 0, torch.float32, "none", [], "")
+        return torch.ops.onednn.qlinear_pointwise(x, 1.0, 0, packed, ones, zeros, None, *settings)
+
+    return _is_exact(multiply)
+
+
+@functools.cache
+def multiplies_few_int8() -> bool:
+    """Return whether torch has the int8 product of its quantised modules here, and it is exact for the same weights."""
+
+    def multiply(x: Tensor, weight: Tensor, ones: Tensor, zeros: Tensor) -> Tensor:
+        packed = packed_int8(weight, ones)
+        return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x.float(), 1.0, 0, packed)
+
+    return torch.backends.quantized.engine in ("x86", "fbgemm") and _is_exact(multiply)
+
+
+def packed_int8(weight: Tensor, scale: Tensor) -> Any:
+    """Return weights int8 [D_out, D_in] and the scales of their rows as torch's quantised modules prepare them."""
+    zeros = torch.zeros(len(weight), dtype=torch.int64, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the modules are deprecated; the product is what we need
+        whole = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(whole, None)
+
+
+def _is_exact(multiply: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> bool:
+    """Return whether a product of uint8 and int8 is there and exact, given the numbers, and scales and zero points."""
     with _plain():
         x = torch.randint(0, 256, (_SIZE, _SIZE), generator=_generator(0), dtype=torch.uint8, device="cpu")
         weight = torch.randint(-64, 65, (_SIZE, _SIZE), generator=_generator(1), dtype=torch.int8, device="cpu")
@@ -174,9 +206,7 @@ def multiplies_int8() -> bool:
         weight[1, 1::2] = -1
         ones, zeros = torch.ones(_SIZE, device="cpu"), torch.zeros(_SIZE, dtype=torch.int64, device="cpu")
         try:
-            packed = torch.ops.onednn.qlinear_prepack(weight, None)
-            settings = (1.0, 0, torch.float32, "none", [], "")
-            found = torch.ops.onednn.qlinear_pointwise(x, 1.0, 0, packed, ones, zeros, None, *settings)
+            found = multiply(x, weight, ones, zeros)
         except (AttributeError, RuntimeError):  # torch lacks this operation, or the processor does
             return False
         return torch.equal(found.double(), x.double() @ weight.double().t())
