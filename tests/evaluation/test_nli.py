@@ -22,12 +22,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def by_hand(classifier: Nli, encoder: NgramEncoder, rows: list[Row], lang: str) -> float:
+def by_hand(classifier: Nli, encoder: NgramEncoder, rows: list[Row], languages: tuple[str, str]) -> float:
     """Return the accuracy in percent, in float64."""
     weight, bias = (tensor.detach().double().numpy() for tensor in classifier.output.parameters())
     right = []
     for *pair, label in rows:
-        u, v = encoder.encode(pair, lang, normalize=False).astype(np.float64)
+        sides = zip(pair, languages, strict=True)
+        u, v = (encoder.encode([text], lang, normalize=False)[0].astype(np.float64) for text, lang in sides)
         logits = weight @ np.concatenate([u, v, np.abs(u - v), u * v]) + bias
         right.append(LABELS[int(logits.argmax())] == label)
     return 100 * float(np.mean(right))
@@ -35,7 +36,7 @@ def by_hand(classifier: Nli, encoder: NgramEncoder, rows: list[Row], lang: str) 
 
 def test_every_language_is_measured(folder: Path, classifier: Nli) -> None:
     encoder = NgramEncoder(known=["de", "en"])
-    german, english = (by_hand(classifier, encoder, own, x) for x, own in (("de", GERMAN), ("en", ENGLISH)))
+    german, english = (by_hand(classifier, encoder, own, (x, x)) for x, own in (("de", GERMAN), ("en", ENGLISH)))
     assert german != english
     figures = measured(nli.NliAccuracy, encoder, data=str(folder))
     accuracies = {language: own["accuracy"] for language, own in figures.values["tables"].items()}
@@ -50,15 +51,27 @@ def test_every_language_is_measured(folder: Path, classifier: Nli) -> None:
     with pytest.raises(UserError, match=r"cannot encode de en \(.*\); leave them out of `langs`, or name another"):
         measured(nli.NliAccuracy, NgramEncoder(known=["fr"]), data=str(folder))
 
-    figures = measured(nli.NliAccuracy, encoder, data=str(folder), langs="deu")
-    assert [file.name for file in figures.files] == ["test-de.tsv"]
+
+def test_premises_of_another_language(folder: Path, classifier: Nli) -> None:
+    encoder = NgramEncoder(known=["de", "en"])
+    crossed = [(one[0], *other[1:]) for one, other in zip(ENGLISH, GERMAN, strict=True)]
+    figures = measured(nli.NliAccuracy, encoder, data=str(folder), premise_lang="eng")
+    assert list(figures.values["tables"]) == ["en-de", "en"] and "English, German (en-de)" in figures.text
+    expected = by_hand(classifier, encoder, crossed, ("en", "de"))
+    assert figures.values["tables"]["en-de"]["accuracy"] == pytest.approx(expected)
+    for premise_lang, names in ((None, ["test-de.tsv"]), ("en", ["test-de.tsv", "test-en.tsv"])):
+        figures = measured(nli.NliAccuracy, encoder, data=str(folder), langs="deu", premise_lang=premise_lang)
+        assert sorted(file.name for file in figures.files) == names
+    write_columns(folder / "test-en.tsv", ENGLISH[::-1])
+    with pytest.raises(UserError, match="the examples in de do not translate those in en one by one; measure without"):
+        measured(nli.NliAccuracy, encoder, data=str(folder), langs="de", premise_lang="en")
 
 
 def test_rows_that_name_their_language(tmp_path: Path) -> None:
     texts = (("sw", ENGLISH), ("de", GERMAN))
     rows = [f"{label}\t{lang}\t{one}\t{two}" for lang, own in texts for one, two, label in own]
     file = write(tmp_path / "xnli.test.tsv", ["gold_label\tlanguage\tsentence1\tsentence2", *rows])
-    german, swahili = nli.NliAccuracy(nli.NliAccuracy.Config(data=str(file))).tables
-    assert (german.name, german.languages, swahili.languages) == ("de", ("de", "de"), ("sw", "sw"))
-    assert german.columns == ([row[0] for row in GERMAN], [row[1] for row in GERMAN])
-    assert [LABELS[label] for label in german.gold] == [row[2] for row in GERMAN]
+    crossed, _ = nli.NliAccuracy(nli.NliAccuracy.Config(data=str(file), premise_lang="sw")).tables
+    assert crossed.name == "sw-de" and crossed.languages == ("sw", "de")
+    assert crossed.columns == ([row[0] for row in ENGLISH], [row[1] for row in GERMAN])
+    assert [LABELS[label] for label in crossed.gold] == [row[2] for row in GERMAN]

@@ -18,7 +18,7 @@ from xrep.models.directory import CONFIG, CRITERION, open_checkpoint
 from xrep.registry import CRITERIA
 from xrep.text.examples import Example
 from xrep.text.find import discover_nli_test
-from xrep.text.languages import check_language
+from xrep.text.languages import canonical, check_language, name
 from xrep.text.nli import read_nli
 
 
@@ -29,7 +29,7 @@ class NliAccuracy(TableEvaluation):
     neutral, contradiction). The run was trained with --criterion nli, alone or as one of several parts.
 
       xrep-eval nli --path run1/best --data xnli/
-      xrep-eval nli --path run1/best --data xnli/ --langs de,fr --json nli.json
+      xrep-eval nli --path run1/best --data xnli/ --langs de,fr --premise-lang en --json nli.json
       xrep-eval nli --path run1/best --data multinli_1.0_dev_matched.jsonl --split dev
 
     --data is one data set as it is published: a file of it, a folder, or a folder of folders.
@@ -46,6 +46,9 @@ class NliAccuracy(TableEvaluation):
         """File or folder of the data set."""
         langs: str = "all"
         """Languages to measure (de,fr or deu,fra), or all."""
+        premise_lang: str | None = None
+        """Language from which every premise is taken. The examples of all languages must then be translations of each
+        other, in the same order, as those of XNLI are. The default is the language of the hypothesis."""
         split: Literal["test", "dev"] = "test"
         """Split to measure on."""
         language: str = "en"
@@ -57,23 +60,29 @@ class NliAccuracy(TableEvaluation):
     unit = "pairs"
 
     def read(self) -> list[Examples]:
-        """Return a table for each language, with columns of premises and hypotheses and with indices into
-        ``xrep.text.nli.LABELS``."""
+        """Return a table for each language of hypotheses, with columns of premises and hypotheses and with indices into
+        ``xrep.text.nli.LABELS``. Its name is ``de``, or ``en-de`` if the premises are English."""
         config = self.config
         check_language(config.language, "language")
         files = discover_nli_test(config.data, config.split, config.language)
         pairs = dict[str, list[Example]]()
         for example in read_nli(files, triplets=False):
             pairs.setdefault(example.languages[0], []).append(example)
-        folder, known = files[0].path.parent, sorted(pairs)
+        folder, known, premise = files[0].path.parent, sorted(pairs), config.premise_lang
         if not known:
             raise UserError("no labelled pairs", path=folder, cure="measure on a split with labels")
+        if premise is not None:
+            (premise,) = choose_languages(canonical(premise), known, "labelled pairs in", folder)
         tables = []
         for language in choose_languages(config.langs, known, "labelled pairs in", folder):
-            labels = np.array([example.label for example in pairs[language]])
-            columns = tuple([example.sentences[side] for example in pairs[language]] for side in range(2))
-            used = tuple(path for f in files if f.family is None or f.language == language for path in f.paths)
-            tables.append(Examples(language, (language, language), columns, labels, used))
+            languages = premise or language, language
+            labels, gold = (np.array([example.label for example in pairs[language]]) for language in languages)
+            if not np.array_equal(labels, gold):
+                problem = f"the examples in {language} do not translate those in {premise} one by one"
+                raise UserError(problem, cure="measure without `premise_lang`")
+            columns = tuple([example.sentences[side] for example in pairs[code]] for side, code in enumerate(languages))
+            used = tuple(path for f in files if f.family is None or f.language in languages for path in f.paths)
+            tables.append(Examples("-".join(dict.fromkeys(languages)), languages, columns, gold, used))
         return tables
 
     def check(self, model: MeasuredEncoder) -> None:
@@ -82,10 +91,14 @@ class NliAccuracy(TableEvaluation):
 
     @torch.inference_mode()
     def score(self, model: MeasuredEncoder, examples: Examples) -> Score:
-        vectors = map(torch.from_numpy, encode_columns(model, examples.columns, examples.languages[0]))
+        sides = zip(examples.columns, examples.languages, strict=True)
+        vectors = (torch.from_numpy(encode_columns(model, [side], language)[0]) for side, language in sides)
         right = self.head.predict(*vectors).numpy() == examples.gold
         outcomes = {"accuracy": np.stack((right, np.ones(len(right))), axis=1)}
         return Score({"accuracy": 100 * float(right.mean())}, shares(outcomes))
+
+    def shown(self, examples: Examples) -> str:
+        return f"{', '.join(dict.fromkeys(map(name, examples.languages)))} ({examples.name})"
 
 
 def nli_head(encoder: Any, part: str | None = None) -> Nli:
