@@ -12,6 +12,7 @@ from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.programs import run_on_ranks
 from tests.support.runs import contents, environment
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.kernels.precision import multiplies_bfloat16
 from xrep.store.vectors import Vectors
 
 GERMAN = [pair[0] for pair in sentence_pairs(1000)]
@@ -50,7 +51,9 @@ def test_types_of_the_file_and_of_the_computation(shared_encoder: Path, cli: Com
     assert half.dtype == np.float16
     np.testing.assert_allclose(half, expected, atol=1e-3)
     cosines = (encoded("--precision bfloat16") * expected).sum(axis=1)
-    assert 0.99 < cosines.min() < 1 - 1e-6
+    assert cosines.min() > 0.99
+    if multiplies_bfloat16():  # other processors compute in float32
+        assert cosines.min() < 1 - 1e-6
 
 
 @pytest.mark.slow
