@@ -41,8 +41,9 @@ class Mining(common.Computing, common.Batches, common.PromptOptions, common.Json
       xrep-mine negatives --path run1/best --bitext de-en=train.de,train.en --output negatives.tsv
 
     Pairs below a threshold are left out. Trusted pairs choose it and tell the precision and the recall of the output:
-    each is planted into the texts, once with its target and once without it. Without them both are judged roughly by
-    the scores alone, as what a source would be paired with if its best candidate were not there.
+    each is planted into the texts, once with its target and once without it. Without trusted pairs, the scores alone
+    are judged, roughly: what a source would be paired with if its best candidate were missing shows what wrong pairs
+    look like.
 
     The texts may have any number of lines: what grows with them is on disk, beside the output, except for about 10
     bytes of memory for each sentence.
