@@ -74,7 +74,7 @@ def run_on_ray(job: Job, engine: Engine, show_progress: bool) -> bool:
         try:
             for number in range(count):
                 start(WorkerShare(number, count))
-            line, pause, early = ProgressLine(shown=show_progress), _PAUSE, Counter[WorkerShare]()
+            line, pause, early, before = ProgressLine(shown=show_progress), _PAUSE, Counter[WorkerShare](), 0
             while True:
                 for call in ray.wait(list(calls), timeout=pause)[0]:
                     try:
@@ -82,7 +82,10 @@ def run_on_ray(job: Job, engine: Engine, show_progress: bool) -> bool:
                     except ray.exceptions.RayActorError as error:
                         share, reason = calls.pop(call), str(error).strip()
                     begun = sum(job.notes(stage).release(str(share), reason) for stage in job.stages)
-                    early[share] = 0 if begun else early[share] + 1
+                    finished = sum(job.notes(stage).status()["done"] for stage in job.stages)
+                    if finished > before:  # machines that are lost do not end what others go on with
+                        early.clear()
+                    before, early[share] = finished, 0 if begun else early[share] + 1
                     if early[share] == TRIES:
                         problem = f"a worker of Ray ended {TRIES} times before it could begin"
                         cure = "install xrep, with the same packages, on all machines of the cluster"
