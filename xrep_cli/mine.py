@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from xrep.inference.mining import Mined
     from xrep.text.find import Bitext
 
+_FEW = 10.0
+"""Share of translated sentences, in percent, below which a judgement by the scores alone may be entirely wrong."""
 PairsFile = Annotated[str, common.Option(metavar="FILE", writes=common.check_anywhere)]
 VectorsFile = Annotated[
     str,
@@ -124,8 +126,12 @@ def _judged(mined: Mined) -> list[str]:
     judged = {name: f"{value:.0f}" for name, value in mined.judged.items()}
     limit = "all scores" if mined.threshold is None else f"a score of {mined.threshold:g} or more"
     if "trusted" not in judged:
-        rough = "with {limit}, about {precision}% of the pairs are right, judged roughly by the scores alone; trusted "
-        return [(rough + "pairs (--trusted) measure it").format(limit=limit, **judged)]
+        rough = (
+            "with {limit}, about {precision}% of the pairs are right, judged roughly by the scores alone; trusted "
+            "pairs (--trusted) measure it"
+        )
+        few = "; few pairs differ from the others, and if no sentence has a translation, all of these are wrong"
+        return [rough.format(limit=limit, **judged) + (few if mined.judged["translated"] < _FEW else "")]
     of_text = (
         "with {limit}, about {precision}% of the pairs are right (95% interval {precision_low} to {precision_high}), "
         "and they are about {recall}% of the translations that are there"

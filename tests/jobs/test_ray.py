@@ -1,6 +1,7 @@
 """Jobs on a real Ray cluster of two nodes, both on this machine. Needs Ray, which is not among the tests' packages."""
 
 import os
+import random
 import signal
 import sys
 import threading
@@ -114,6 +115,30 @@ def test_a_node_is_removed_during_the_work(cluster: Any, address: str, tmp_path:
     assert run_here(job, RAY) == {"total": expected(30)}, "or it waits for ever for the worker that is lost"
     remover.join()
     assert len(runs(job.address)) <= 31
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_nodes_die_again_and_again_while_texts_are_mined(cluster, address, cli, shared_encoder, tmp_path, monkeypatch):
+    """Twenty times, one of three nodes is killed and another one joins. The seed chooses the moments."""
+    monkeypatch.setattr("xrep.inference.encoding.IMPORTED", [])
+    draw, known = random.Random(1), [word for pair in sentence_pairs(400) for side in pair for word in side.split()]
+    for name in ("de", "en"):
+        write_lines(tmp_path / f"{name}.txt", [" ".join(draw.choices(known, k=6)) for _ in range(200_000)])
+    given = ["mine", "--path", shared_encoder, "--source", tmp_path / "de.txt", "--target", tmp_path / "en.txt"]
+    assert cli(*given, "--output", tmp_path / "one.tsv").code == 0
+    words = [*map(str, given[1:]), "--output", str(tmp_path / "two.tsv"), "--engine", "ray"]
+    program, killed = Program("xrep_cli.mine", words, {**environment(), "RAY_ADDRESS": address}), 0
+    while killed < 20 and program.poll() is None:
+        node = cluster.add_node(num_cpus=1)
+        time.sleep(draw.uniform(0.5, 4.0))
+        cluster.remove_node(node, allow_graceful=False)
+        killed += 1
+    printed, error = program.communicate()
+    assert program.returncode == 0, (printed, error)
+    assert killed == 20, "the command ended before"
+    assert (tmp_path / "one.tsv").read_bytes() == (tmp_path / "two.tsv").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["de.txt", "en.txt", "one.tsv", "two.tsv"]
 
 
 @pytest.mark.slow

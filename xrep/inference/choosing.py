@@ -31,18 +31,27 @@ from xrep.text.tmx import write_memory
 MINED_FILE, _CHOSEN = "pairs.tsv", "chosen.npy"
 _CHOSEN_BYTES = 1 << 20
 """Bytes of pairs that are written at a time."""
+_PROBABLE = 0.5
+"""Least precision of a threshold that the scores alone have chosen, if any threshold has it: else too much noise would
+be written on a rough judgement."""
 
 
 class ChoosePairs(Stage):
     """Choose the pairs, judge them, and write those that reach the threshold."""
 
     name, unit = "choose", "files"
-    languages: tuple[str, str] | None = None
-    """Those of a translation memory; None writes lines."""
 
     def __init__(
-        self, x: TextSide, y: TextSide, merge: Merge, options: MiningOptions, trusted: TrustedPairs | None
+        self,
+        x: TextSide,
+        y: TextSide,
+        merge: Merge,
+        options: MiningOptions,
+        trusted: TrustedPairs | None,
+        languages: tuple[str, str] | None,
     ) -> None:
+        """``languages`` are those of a translation memory; None writes lines."""
+        self._languages = languages
         self._x, self._y, self._merge, self._options, self._trusted = x, y, merge, options, trusted
 
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
@@ -50,8 +59,8 @@ class ChoosePairs(Stage):
         threshold, judged = self._judge(pairs)
         rows, written = self._rows(folder / _CHOSEN, -np.inf if threshold is None else threshold), 0
         with naming(folder), open(folder / MINED_FILE, "w", encoding="utf-8", newline="\n") as file:
-            if self.languages:
-                written = write_memory(file, self.languages, rows)
+            if self._languages:
+                written = write_memory(file, self._languages, rows)
             else:
                 for score, source, target in rows:
                     file.write(f"{score:.6f}\t{source}\t{target}\n")
@@ -102,6 +111,9 @@ class ChoosePairs(Stage):
         if options.threshold is not None:
             return options.threshold
         threshold = judgement.threshold(pairs, sources, options.least_precision)
+        if threshold is not None and not self._trusted and judgement.precision(pairs, threshold) < _PROBABLE:
+            probable = judgement.threshold(pairs, sources, _PROBABLE)
+            threshold = float(pairs.score[-1]) if probable is None else probable
         if threshold is None and options.least_precision is not None:
             best = judgement.precision(pairs, pairs.score[-1]) if len(pairs.score) else 0.0
             cure = f"lower `least_precision`, to {np.floor(1000 * best) / 1000:g} at most"

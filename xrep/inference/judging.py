@@ -12,7 +12,7 @@ import numpy as np
 
 from xrep.inference.nearest import FoundNeighbours
 from xrep.metrics.mined import Alone, Planted
-from xrep.retrieval.margins import Margin, Retrieval, apply_margin
+from xrep.retrieval.margins import Margin, Retrieval, apply_margin, mean_cosines
 from xrep.retrieval.topk import TopK
 
 _SAMPLED = 1 << 13
@@ -66,12 +66,6 @@ class Neighbourhood:
         last[..., -1] = True
         is_near = self.cosine >= self.reverse_cosine[..., -1]
         return is_near & (score >= self.rivals(self.with_each, margin, last))
-
-
-def mean_cosines(cosine: np.ndarray) -> np.ndarray:
-    """Return the mean over the last axis of those that were found, or 0."""
-    found = np.isfinite(cosine)
-    return np.where(found, cosine, 0).sum(axis=-1) / np.maximum(found.sum(axis=-1), 1)
 
 
 def _scores(cosine: np.ndarray, mean: np.ndarray, other: np.ndarray, margin: Margin) -> np.ndarray:

@@ -94,9 +94,8 @@ def mine(
     _check_vectors(x.made_by, y.made_by)
     found, merge = search_stages(x, y, options.index, options.probes, options.index_gigabytes, options.device)
     pairs = _trusted_pairs(trusted, (x, y), held, options) if trusted else None
-    choose = ChoosePairs(x, y, merge, options, pairs)
-    if _is_memory(output):
-        choose.languages = _memory_languages(source, target)
+    languages = _memory_languages(source, target) if _is_memory(output) else None
+    choose = ChoosePairs(x, y, merge, options, pairs, languages)
     stages = [*(stage for side in sides for stage in side.stages), *(pairs.stages if pairs else [])]
     inputs = {"source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
     inputs["trusted"] = trusted and {**asdict(trusted), "files": states_of(trusted.paths)}

@@ -85,7 +85,7 @@ class TrustedPairs(Remade):
 
     def planted(self, x: FoundNeighbours, y: FoundNeighbours) -> Planted:
         """Return which pairs they would be in, given the neighbours of the sentences of both texts; a UserError says
-        that they are too few."""
+        that they are too few, or that none would be found."""
         rows = np.flatnonzero(self._usable[1])
         if len(rows) < _FEWEST:
             known = self.counts["trusted_in_text"]
@@ -97,4 +97,8 @@ class TrustedPairs(Remade):
         cosine = pair_similarities(one, other, numbers, numbers).numpy()
         found = [search.layers("x")[0].take(rows) for search in self._search]
         sources, targets = Neighbourhood.of(found[0], x, y), Neighbourhood.of(found[1], y, x)
-        return plant(cosine, sources, targets, options.margin, options.retrieval, options.one_to_one)
+        planted = plant(cosine, sources, targets, options.margin, options.retrieval, options.one_to_one)
+        if not planted.is_right.any():
+            problem, cure = "none of the trusted pairs would be found", "check the languages, and measure the encoder"
+            raise UserError(problem, path=self._trusted.paths[0], cure=cure)
+        return planted

@@ -63,10 +63,10 @@ class MiningOptions(MarginOptions):
     """Candidates: the best target of each source; the best source of each target; pairs that are both; pairs that are
     either."""
     threshold: float | None = None
-    """Leave out pairs with a lower score, which 0 hardly does; none: choose the threshold with the best F1, as trusted
-    pairs or else the scores alone tell."""
+    """Leave out pairs with a lower score. Hardly any score is below 0, so 0 keeps nearly all pairs. None: the threshold
+    with the best F1 is chosen, by trusted pairs or else by the scores alone."""
     least_precision: Annotated[float, "(0, 1]"] | None = None
-    """Choose the threshold that keeps most, of those from which on probably this share of the pairs is right."""
+    """Choose the lowest threshold from which on this share of the pairs is probably right."""
     one_to_one: bool = False
     """Use each target only once, in its best pair. (Each source is in at most one pair anyway.)"""
 

@@ -6,6 +6,8 @@ in integers, so they are exact, and a result differs between processors only by 
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -79,15 +81,21 @@ class Int8Product:
         checked = bias + 0 * (bias.sum() + scale.sum())
         some = zip(*(each.split(_OUTPUTS) for each in (weight, scale, checked)), strict=True)
         self._parts = [_Part(*each) for each in some]
-        self._few = _FewRows(weight, scale, checked) if multiplies_few_int8() else None
+        self._checked = checked
 
     def __reduce__(self) -> tuple[type[Int8Product], tuple[Tensor, Tensor, Tensor]]:
         return Int8Product, self._given  # torch cannot copy what the library has ordered
 
+    @cached_property
+    def _few(self) -> _FewRows | None:
+        """The product for few rows, which has a copy of the weights, and so is made when it is first needed."""
+        weight, scale, _ = self._given
+        return _FewRows(weight, scale, self._checked) if multiplies_few_int8() else None
+
     @torch.no_grad()
     def __call__(self, x: Tensor, gelu: bool = False) -> Tensor:
         """Return ``x @ weight.T + bias`` of float32 rows [N, D_in], [N, D_out], and (exact) GELU of it if ``gelu``."""
-        if self._few and len(x) <= _FEW:
+        if len(x) <= _FEW and self._few:
             found = self._few(x)
             return torch.ops.aten.gelu_(found) if gelu else found
         found = x.new_empty(len(x), self.outputs)

@@ -64,11 +64,16 @@ def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, mar
 def neighbour_means(found: Found) -> np.ndarray:
     """Return the mean cosine of each row with its neighbours, or 0 where an approximate search found none: [N]."""
     means = []
-    for _, index_BK, cosine_BK in _blocks(found):
-        there_BK = index_BK >= 0  # others were not found
-        sums_B = np.where(there_BK, cosine_BK, 0).sum(axis=1)
-        means.append((sums_B / np.maximum(there_BK.sum(axis=1), 1)).astype(cosine_BK.dtype))
+    for _, _, cosine_BK in _blocks(found):
+        means.append(mean_cosines(cosine_BK))
     return np.concatenate(means)
+
+
+def mean_cosines(cosine: np.ndarray) -> np.ndarray:
+    """Return the mean over the last axis of the cosines that are not -inf, which is that of a neighbour that was not
+    found, or 0 if none was: [..., k] -> [...]."""
+    found = np.isfinite(cosine)
+    return (np.where(found, cosine, 0).sum(axis=-1) / np.maximum(found.sum(axis=-1), 1)).astype(cosine.dtype)
 
 
 def _blocks(found: Found) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
