@@ -99,6 +99,4 @@ def language_model(name: str, found: list[tuple[Tensor, bool]]) -> Expected:
     """Return the term and the metrics of masked tokens."""
     total, count = sum((loss for loss, _ in found), torch.zeros((), dtype=torch.float64)), len(found)
     right = 100 * sum(right for _, right in found) / count
-    return Expected(
-        {name: total}, {name: count}, {"accuracy": right, "perplexity": float((total.detach() / count).exp())}
-    )
+    return Expected({name: total}, {name: count}, {"accuracy": right, "nll": float(total.detach() / count)})

@@ -1,7 +1,5 @@
 """The equations of objectives that predict words: mlm, tlm, cmlm and translation."""
 
-import math
-
 import torch
 from torch import Generator, Tensor, nn
 
@@ -113,5 +111,5 @@ def translation(model: nn.Module, criterion: Criterion, planned: Planned, places
             wanted[token] += 1 - smoothing
             total = total - (wanted * log_p).sum()
             nll, right, tokens = nll - float(log_p[token].detach()), right + (int(logits.argmax()) == token), tokens + 1
-    metrics = {"nll": nll / tokens, "accuracy": 100 * right / tokens, "perplexity": math.exp(nll / tokens)}
+    metrics = {"nll": nll / tokens, "accuracy": 100 * right / tokens}
     return Expected({"translation": total}, {"translation": tokens}, metrics)

@@ -1,5 +1,6 @@
 """The objective on the dev split, against the same sums over single batches."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,13 @@ def assert_sums(task: Any, model: Any, criterion: Criterion, weights: dict[str, 
         total = sum(float(loss.terms[name].sum) for loss in losses if name in loss.terms)
         means[name] = weight * total / sum(plan.sizes.get(name, 0) for plan in plans)
     expected = {"loss": sum(means.values())} | ({f"loss_{n}": x for n, x in means.items()} if len(means) > 1 else {})
-    for name in {name for loss in losses for name in loss.metrics if "accuracy" in name}:
+    for name in {name for loss in losses for name in loss.metrics}:
         own = [(float(loss.metrics[name]), loss.rows[name]) for loss in losses if name in loss.metrics]
         assert len(own) > 1
         expected[name] = sum(value * rows for value, rows in own) / sum(rows for _, rows in own)
-    assert {name: value for name, value in found.items() if "perplexity" not in name} == pytest.approx(
-        expected, rel=rel
-    )
+        if name.endswith("nll"):  # the perplexity is not the mean of those of the batches
+            expected[name.replace("nll", "perplexity")] = math.exp(expected[name])
+    assert found == pytest.approx(expected, rel=rel)
     return found
 
 
@@ -72,7 +73,7 @@ def test_a_mean_over_masked_tokens(make) -> None:
     assert (
         torch.equal(torch.get_rng_state(), before)
         and validate(model, criterion) == found
-        and set(found) == {"loss", "accuracy", "perplexity"}
+        and set(found) == {"loss", "accuracy", "nll", "perplexity"}
     )
     assert [len(batch) for batch in task.validation_batches()] == [128, 128, 14]
     assert assert_sums(task, model, criterion, {"mlm": 1.0}) == found
@@ -95,12 +96,12 @@ def mixed(
 
 def test_several_parts_are_the_weighted_objective_and_those_without_a_dev_split_are_left_out(make) -> None:
     found = assert_sums(*mixed({"a": make(), "b": make(units="adjacent")}, (3.0, 0.25)), {"a/mlm": 3.0, "b/mlm": 0.25})
-    assert {"a/accuracy", "a/perplexity", "b/accuracy", "b/perplexity"} < set(found) and len(found) == 7
+    assert {"a/accuracy", "a/perplexity", "b/accuracy", "b/perplexity"} < set(found) and len(found) == 9
     undivided = make("undivided")
     task, model, criterion = mixed({"a": make(), "b": undivided}, (2.0, 1.0))
     assert not undivided.has_validation and task.has_validation
     found = LossValidator(LossValidator.Config(), task)(model, criterion)
-    assert set(found) == {"loss", "a/accuracy", "a/perplexity"}
+    assert set(found) == {"loss", "a/accuracy", "a/nll", "a/perplexity"}
     double, other = mixed({"a": make(), "b": undivided}, (1.0, 1.0))[1:]
     assert found["loss"] == pytest.approx(2 * LossValidator(LossValidator.Config(), task)(double, other)["loss"])
     with pytest.raises(UserError, match="there is no dev split; give it files such as valid.de, or choose another"):

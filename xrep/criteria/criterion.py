@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,8 @@ class Loss:
 
     Attributes:
         metrics: further numbers to log, each a mean over the batch (0 for an empty one). They are scalar tensors
-            without gradient, because converting them to Python numbers would wait for the GPU.
+            without gradient, because converting them to Python numbers would wait for the GPU. A mean cross-entropy is
+            called ``nll``: its perplexity follows from the mean over batches (see ``with_perplexity``).
         rows: number of rows that a metric is the mean of, for metrics that are not of the whole batch.
         found: what was computed on the way that ``ContrastiveCriterion.remember`` keeps.
     """
@@ -45,6 +47,16 @@ class Loss:
     metrics: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     found: Any = None
+
+
+def with_perplexity(means: Mapping[str, float]) -> dict[str, float]:
+    """Return means of metrics, with the perplexity behind each ``nll``: e to the power of it."""
+    numbers: dict[str, float] = {}
+    for name, mean in means.items():
+        numbers[name] = mean
+        if name.rpartition("/")[2] == "nll":
+            numbers[f"{name.removesuffix('nll')}perplexity"] = math.exp(min(mean, 700))
+    return numbers
 
 
 def merged(losses: Iterable[Loss], sizes: Iterable[int]) -> Loss:

@@ -20,8 +20,7 @@ class LabelSmoothedCrossEntropy(Criterion):
 
     Every target token is predicted except the first special one; the last special one is included. The prediction uses
     the vectors that ``model.predict`` gives. Metrics are means over these tokens: ``nll`` (the cross-entropy without
-    smoothing, in nats), ``perplexity`` (e to the power of a batch's nll) and ``accuracy`` (percentage of tokens that
-    have the largest logit).
+    smoothing, in nats) and ``accuracy`` (percentage of tokens that have the largest logit).
 
     Use:
         - Needs: pairs, and a translator (task translation).
@@ -68,5 +67,5 @@ class LabelSmoothedCrossEntropy(Criterion):
         )
         tokens = len(predicted.labels)
         nll = result.nll.sum() / max(tokens, 1)
-        metrics = {"nll": nll, "perplexity": nll.exp() * (tokens > 0), "accuracy": percentage(result.correct)}
+        metrics = {"nll": nll, "accuracy": percentage(result.correct)}
         return Loss({"translation": Term(result.loss)}, metrics, dict.fromkeys(metrics, tokens))

@@ -77,11 +77,10 @@ class MaskedLanguage(nn.Module):
     def loss(self, name: str, results: list[CrossEntropy]) -> Loss:
         """Return one term, and its metrics, for the predictions of several batches.
 
-        Metrics are ``accuracy`` (percentage of masked tokens) and ``perplexity`` (e to the power of their mean loss).
+        Metrics are ``accuracy`` (percentage of masked tokens) and ``nll`` (their mean cross-entropy, in nats).
         """
         sums = torch.stack([each.loss for each in results]).sum()
         correct, nll = torch.cat([each.correct for each in results]), torch.cat([each.nll for each in results])
         count = len(nll)
-        perplexity = (nll.sum() / max(count, 1)).exp() * (count > 0)
-        metrics = {"accuracy": percentage(correct), "perplexity": perplexity}
+        metrics = {"accuracy": percentage(correct), "nll": nll.sum() / max(count, 1)}
         return Loss({name: Term(sums)}, metrics, dict.fromkeys(metrics, count))

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from xrep.criteria.criterion import with_perplexity
 from xrep.nn.encoder import counting_sentences
 from xrep.nn.queue import Queue
 from xrep.progress import duration
@@ -38,7 +39,7 @@ class Averages:
                 self._counts[name] += 1
 
     def means(self) -> dict[str, float]:
-        return {name: total / self._counts[name] for name, total in self.sums.items()}
+        return with_perplexity({name: total / self._counts[name] for name, total in self.sums.items()})
 
 
 class Reports:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from xrep.criteria.criterion import Criterion, Planned
+from xrep.criteria.criterion import Criterion, Planned, with_perplexity
 from xrep.errors import UserError
 from xrep.tasks.task import Task
 from xrep.training.validator import SEED, OverRanks, Validator
@@ -43,7 +43,7 @@ def mean_losses(model: Any, criterion: Criterion, batches: Iterable[Any], over_r
     Returns:
         ``loss``: the weighted sum of the criterion's terms, each divided by its total size (its number of pairs, masked
         tokens or the like); ``loss_TERM`` for each term if there are several; and the criterion's metrics, each a mean
-        over the batches weighted by their rows.
+        over the batches weighted by their rows, with perplexities.
     """
     device, generator = next(model.parameters()).device, torch.Generator().manual_seed(SEED)
     sums, counts = defaultdict[str, float](float), defaultdict[str, float](float)
@@ -63,4 +63,5 @@ def mean_losses(model: Any, criterion: Criterion, batches: Iterable[Any], over_r
     means = {name: total / max(counts[name], 1) for name, total in sums.items()}
     terms = [name for name in means if name.startswith("loss_")]
     loss = sum(means[name] for name in terms)
-    return {"loss": loss} | {name: mean for name, mean in means.items() if name not in terms or len(terms) > 1}
+    shown = {name: mean for name, mean in means.items() if name not in terms or len(terms) > 1}
+    return {"loss": loss, **with_perplexity(shown)}

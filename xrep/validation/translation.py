@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -91,13 +90,10 @@ class TranslationValidator(Validator):
 
         Returns:
             ``bleu``: BLEU from 0 to 100, the mean over language pairs; ``bleu_{xx}-{yy}``: BLEU of each language pair;
-            the values of ``mean_losses`` on the whole dev split; ``perplexity``: the exponential of the mean
-            cross-entropy, if the criterion has the metric ``nll``. With several parts, ``loss`` is the sum of their
+            the values of ``mean_losses`` on the whole dev split. With several parts, ``loss`` is the sum of their
             losses with their weights, and the values of a part are named ``PART/NAME``.
         """
         values = mean_losses(model, criterion, self._batches(), over_ranks)
-        for name in [name for name in values if name.rpartition("/")[2] == "nll"]:
-            values[f"{name.removesuffix('nll')}perplexity"] = math.exp(min(values[name], 700))
         pools = self.pools if self.config.max_sentences else {}
         self.examples = []
         scores = {name: self._bleu(model, *each, over_ranks) for name, each in pools.items()}
