@@ -259,8 +259,7 @@ eval xsim ... --data bucc                    | bucc: no devtest files in it; nam
 eval xsim ... --data de-en=pairs.tsv --neighbours 999 | 999 neighbours, but there are 120
 eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; the data has de-en
 eval bucc ... --data bucc --oracle --threshold 1 | --oracle and --threshold; give one of them
-eval neighbours ... --data mt.de             | no query; give --query
-eval neighbours ... --query eins --data mt.de --json mt.de | --json is the same file as --data
+eval alignment ... --data de-en=pairs.tsv --pairs 3 --true-pairs 3 --json pairs.tsv | --json is the same file as --data
 eval nli ... --data sts                      | sts/sts-test.csv: holds triplets without labels
 eval senteval ... --data dir                 | dir: none of SentEval's sets is in it; name the folder of
 eval xnli ... --data dir                     | dir: no labelled text; name a file, or a folder of files that

@@ -175,7 +175,6 @@ EVALUATIONS = Registry("evaluation", {
     "all": "xrep.evaluation.all:All",
     "bucc": "xrep.evaluation.bucc:Bucc",
     "language-bias": "xrep.evaluation.language_bias:LanguageBias",
-    "neighbours": "xrep.evaluation.neighbours:Neighbours",
     "nli": "xrep.evaluation.nli:NliAccuracy",
     "scatter": "xrep.evaluation.scatter:Scatter",
     "senteval": "xrep.evaluation.senteval.evaluate:SentEval",

@@ -48,8 +48,8 @@ def test_commands_in_float32_and_bfloat16(data_directory, shared_encoder, transl
         more = ["--path", encoder, *given[2:]]
         lines.append(("mine", [*more, *pairs, "--output", tmp_path / f"{precision}.tsv"]))
         lines.append(("mine", ["negatives", *more, *bitext, "--output", tmp_path / f"{precision}-negatives.tsv"]))
-        nearest = ["--data", source, "--query", GERMAN[0], "--precision", precision]
-        lines.append(("eval", ["neighbours", "--path", encoder, *nearest]))
+        aligned = ["--data", f"de-en={tmp_path / 'bitext.tsv'}", "--pairs", 3, "--true-pairs", 3]
+        lines.append(("eval", ["alignment", "--path", encoder, *aligned, "--precision", precision]))
         half = ["--precision", "bf16"] if precision == "bfloat16" else []  # another name of the same
         lines.append(("train", [data_directory, *steps, *half, "--save-dir", tmp_path / f"trained_{precision}"]))
     script = json.dumps([(name, [str(part) for part in line]) for name, line in lines])

@@ -59,8 +59,6 @@ TABLE: dict[str, tuple[str, str, dict[str, str]]] = {
     "tatoeba": ("eval tatoeba --path {m} --data {tatoeba} --langs de", f"{ENCODERS} vectors", {}),
     "sts": ("eval sts --path {m} --data sts", f"{ENCODERS} vectors", {}),
     "all": ("eval all --path {m} --data {tatoeba}", f"{ENCODERS} vectors", {}),
-    "neighbours": ("eval neighbours --path {m} --data en.txt --data-lang en --query house --lang en", ENCODERS,
-                   {"vectors": "no vector for 1 of 1 sentences"}),
     "translation": ("eval translation --path {m} --data {{lang}}.txt --langs de --target-lang en",
                     "translator int8_translator", {"tagger": TRAIN.format(task="translation", m="{m}")}),
     "amazon": ("eval amazon --path {m} --data {labels}", "classifier huggingface_classifier",

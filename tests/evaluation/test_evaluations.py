@@ -94,15 +94,11 @@ CASES = [
     ),
     Case("xsim", write_flores, NUMBERED, [NUMBERED[2][0], NUMBERED[5][1].upper()], [2, 5]),
     Case("scatter", write_texts, NUMBERED[:8], options={"sentences": 5, "plot": "out.png"}),
-    Case("neighbours", lambda folder, rows: write_texts(folder, rows).with_name("text.de"), NUMBERED,
-         options={"query": [NUMBERED[0][0]], "lang": "de"}),
 ]  # fmt: skip
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("classifier")]
-WITHOUT_INFLUENCE = set(
-    "data query query_file batch_tokens max_tokens cache list_sentences dimensions plot save_translations".split()
-)
-"""Options that change no figure, or name what the record has beside its settings: data by checksums, queries."""
-NO_TESTS = {"neighbours", "scatter"}
+WITHOUT_INFLUENCE = set("data batch_tokens max_tokens cache list_sentences dimensions plot save_translations".split())
+"""Options that change no figure, or name what the record has beside its settings: data by checksums."""
+NO_TESTS = {"scatter"}
 """Evaluations of a user's own text, in which overlap with the training text means nothing."""
 WITHOUT_TABLES = {*NO_TESTS, "language-bias"}
 """Evaluations whose values are not those of tables."""
@@ -110,7 +106,7 @@ KEYS = {"test", "values", "headline", "intervals", "model", "data", "settings", 
 
 
 def options_of(case: Case, data: Path) -> dict[str, Any]:
-    return {**case.options, "data": [str(data)] if case.name == "neighbours" else str(data)}
+    return {**case.options, "data": str(data)}
 
 
 def check_record(case: Case, record: dict[str, Any]) -> None:
@@ -182,8 +178,7 @@ def test_the_command_prints_and_writes_what_was_measured(case, cli, shared_encod
     expected = measured(kind, encoder, **given)
     line = [case.name, "--data", data]
     for name, value in case.options.items():
-        for one in value if isinstance(value, list) else [value]:
-            line += [f"--{name}"] if one is True else [f"--{name}", one] if name != "plot" else []
+        line += [f"--{name}"] if value is True else [f"--{name}", value] if name != "plot" else []
     drawing = ["--plot", "out.png"] if "plot" in case.options else []
     result = cli("eval", *line, *drawing, "--path", shared_encoder, "--json", tmp_path / "out.json")
     assert result.code == 0 and result.out.startswith(expected.printed())
@@ -196,7 +191,7 @@ def test_the_command_prints_and_writes_what_was_measured(case, cli, shared_encod
     shared = {"layer": None, "precision": "float32"} | ({"drop_overlap": False} if case.known else {})
     assert record["settings"] == {**json.loads(json.dumps(expected.settings)), **shared}
     written = {str(file) for file in (tmp_path / "data").rglob("*.*")}
-    assert set(record["data"]) == (written if case.name != "neighbours" else {str(data)})
+    assert set(record["data"]) == written
     assert (tmp_path / "out.png").exists() == (case.name == "scatter")
 
     folder.mkdir()
