@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +139,12 @@ def test_all_knows_the_published_files_by_their_names(tmp_path: Path) -> None:
     }
     assert all(name == label.split()[0] for label, (name, _) in tests.items())
     assert tests["bucc b/one"][1].oracle and not tests["bucc b/two"][1].oracle  # one split alone
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    names = [name for name in EVALUATIONS.names() if EVALUATIONS.target(name).startswith("xrep.evaluation.")]
+    script = f"import sys; from xrep_cli.eval import TestCommand; [TestCommand(name).fields for name in {names}]"
+    subprocess.run([sys.executable, "-c", f"{script}; assert 'torch' not in sys.modules"], check=True)
 
 
 def test_kept_products_are_limited_before_the_first_one(encoder, tatoeba, cli, tmp_path, monkeypatch):

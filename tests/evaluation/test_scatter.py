@@ -109,5 +109,7 @@ def test_an_encoder_that_does_not_fit_is_refused(separate_encoder: Path, tmp_pat
     options = {"data": str(tmp_path / "text.{lang}"), "plot": "out.png", "tokens": True}
     with pytest.raises(UserError, match="cannot encode fr"):
         measured(scatter.Scatter, open_encoder(separate_encoder), **options)
+    write(tmp_path / "sentences.tsv", ["fr\teins"])
+    np.save(tmp_path / "vectors.npy", np.ones((1, 2), dtype=np.float32))
     with pytest.raises(UserError, match="precomputed vectors have no tokens"):
-        measured(scatter.Scatter, NgramEncoder(), **options)
+        measured(scatter.Scatter, open_encoder(tmp_path), **options)

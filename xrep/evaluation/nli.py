@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
 from xrep.config import still_known
-from xrep.criteria.nli import Nli
 from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Examples, OverlapOption, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
-from xrep.models.directory import CONFIG, CRITERION, open_checkpoint
 from xrep.registry import CRITERIA
 from xrep.text.examples import Example
 from xrep.text.find import discover_nli_test
 from xrep.text.languages import canonical, check_language, name
 from xrep.text.nli import read_nli
+
+if TYPE_CHECKING:  # what imports torch is imported when a model is measured, for which --help does not wait
+    from xrep.criteria.nli import Nli
 
 
 class NliAccuracy(TableEvaluation):
@@ -89,11 +89,13 @@ class NliAccuracy(TableEvaluation):
         self.head = nli_head(model, self.config.part)
         super().check(model)
 
-    @torch.inference_mode()
     def score(self, model: MeasuredEncoder, examples: Examples) -> Score:
+        import torch
+
         sides = zip(examples.columns, examples.languages, strict=True)
         vectors = (torch.from_numpy(encode_columns(model, [side], language)[0]) for side, language in sides)
-        right = self.head.predict(*vectors).numpy() == examples.gold
+        with torch.inference_mode():
+            right = self.head.predict(*vectors).numpy() == examples.gold
         outcomes = {"accuracy": np.stack((right, np.ones(len(right))), axis=1)}
         return Score({"accuracy": 100 * float(right.mean())}, shares(outcomes))
 
@@ -104,6 +106,9 @@ class NliAccuracy(TableEvaluation):
 def nli_head(encoder: Any, part: str | None = None) -> Nli:
     """Load the classifier that was trained with an encoder from its checkpoint; ``part`` is the name of the part of the
     run that has it, if several parts have one."""
+    from xrep.criteria.nli import Nli
+    from xrep.models.directory import CONFIG, CRITERION, open_checkpoint
+
     checkpoint, found = open_checkpoint(encoder.path), []
     config, tensors = checkpoint.config, checkpoint.tensors(CRITERION)
     for each in config.get("parts") or [{"name": None, "criterion": config.get("criterion", {})}]:

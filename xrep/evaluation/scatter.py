@@ -11,16 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from xrep.config.fields import Seed
-from xrep.data.batch import collate
 from xrep.errors import UserError
-from xrep.evaluation.encoders import MeasuredEncoder, finite_vectors
+from xrep.evaluation.encoders import MeasuredEncoder, Precomputed, finite_vectors
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption
 from xrep.evaluation.plots import plot_points
 from xrep.evaluation.reading import ParallelOptions, read_texts
-from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import principal_components
 from xrep.text.languages import canonical
 from xrep.text.sides import tokenizer_of
@@ -63,7 +60,7 @@ class Scatter(Evaluation):
         return draw_rows(read_texts(config), config.sentences, config.seed)
 
     def measure(self, model: MeasuredEncoder) -> Figures:
-        if self.config.tokens and not isinstance(model.encoder, SentenceEncoder):
+        if self.config.tokens and isinstance(model.encoder, Precomputed):
             cure = "name an encoder, or omit `tokens`"
             raise UserError("precomputed vectors have no tokens", path=model.path, cure=cure)
         self.check(model)
@@ -118,6 +115,10 @@ def draw_rows(tables: Sequence[Examples], count: int, seed: int = 0) -> list[Exa
 
 def token_vectors(encoder: Any, sentences: Sequence[str], lang: str) -> tuple[list[str], np.ndarray]:
     """Return the subwords of all sentences and their vectors, float32 [subwords, H], without bos and eos."""
+    import torch  # slow to import, and --help does not wait for it
+
+    from xrep.data.batch import collate
+
     tower, most = encoder.model.tower(canonical(lang)), encoder.text.max_length
     tokenizer, vocabulary = tokenizer_of(encoder.tokenizers, tower), encoder.text.vocabulary(tower)
     names, vectors = list[str](), list[np.ndarray]()

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from tqdm import tqdm
@@ -15,10 +15,12 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder, encode_columns
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions
 from xrep.evaluation.reading import choose_names, existing_folder, folders_with, named
-from xrep.evaluation.senteval.protocols import Outcome, data_of, protocol
 from xrep.tables import table
 from xrep.text.languages import canonical, check_language
 from xrep.text.lines import read_latin1, read_lines
+
+if TYPE_CHECKING:
+    from xrep.evaluation.senteval.protocols import Outcome
 
 Splits = dict[str, Examples]
 """A set in memory: ``all``, which is cross-validated, or ``train``, sometimes ``dev``, and ``test``. ``gold`` are
@@ -136,6 +138,8 @@ class SentEval(Evaluation):
         return [examples for splits in self.sets for examples in splits.values()]
 
     def measure(self, model: MeasuredEncoder) -> Figures:
+        from xrep.evaluation.senteval.protocols import data_of, protocol  # imports torch; --help does not wait for it
+
         sets = []
         for splits in self.sets:
             *_, (tested, whole) = splits.items()
