@@ -28,6 +28,7 @@ from xrep.nn.shape import EncoderShape
 from xrep.registry import ENTRY_POINT_GROUP, load_target
 from xrep.text.resources import xrep_home
 from xrep.version import __version__
+from xrep.workers import processors
 
 EXTRAS = {
     "plot": "pictures of xrep-eval and xrep-report",
@@ -111,7 +112,7 @@ def of_processor() -> Iterator[Finding]:
     yield Finding("ok", "instructions", ", ".join(flags) or "none of AVX, AMX, ASIMD and SVE")
     yield Finding("ok", "fast float32", "exact" if fast_float32_is_exact() else "not used")
     yield Finding("ok", "bfloat16", "in hardware" if multiplies_bfloat16() else "emulated, slow")
-    usable, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    usable, threads = processors(), torch.get_num_threads()
     given = os.environ.get("OMP_NUM_THREADS", "unset")
     told = f"{usable} of {os.cpu_count()} usable, {threads} threads of torch, OMP_NUM_THREADS {given}"
     yield check(threads <= usable, "cores", told, f"set OMP_NUM_THREADS to {usable}")

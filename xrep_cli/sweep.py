@@ -107,7 +107,8 @@ def _sweep(options: argparse.Namespace, others: list[str]) -> None:
         print(text, file=sys.stderr, flush=True)
 
     failed = run_trials(TRAINING, trials, courses, options.parallel, say)
-    ranked = ranking(trials, courses[0][-1].stage)
+    # One that failed may have the summary of an earlier, shorter run.
+    ranked = ranking([trial for trial in trials if trial not in failed], courses[0][-1].stage)
     rows = [
         [*each.trials[0].values.values(), f"{each.mean:.4f}", f"{each.deviation:.4f}", str(len(each.scores)),
          " ".join(str(trial.directory) for trial in each.trials)]

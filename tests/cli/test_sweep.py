@@ -72,6 +72,18 @@ def test_a_grid_is_trained_ranked_and_not_trained_again(recipe: Path, cli: Comma
 
 
 @pytest.mark.slow
+def test_a_run_that_failed_is_not_ranked_by_an_earlier_one(recipe: Path, cli: Commands, monkeypatch) -> None:
+    """Its directory has the summary of a shorter training."""
+    script = "import sys; sys.exit('optimizer.lr=1' in sys.argv)"
+    monkeypatch.setattr("xrep_cli.sweep.TRAINING", [sys.executable, "-c", script])
+    for rate, accuracy in (("1", 99.0), ("2", 3.0)):
+        finish(cli.folder / "search" / f"lr{rate}", accuracy)
+    done = cli("sweep", "recipe.yaml", "--grid", "optimizer.lr=1,2", "--save-dir", "search")
+    assert done.code == 2 and "1 of 2 runs failed" in done.err and "the best: search/lr2/best" in done.out
+    assert "99" not in (cli.folder / "search" / "sweep.tsv").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_courses_are_ranked_by_their_last_stage(recipe: Path, cli: Commands) -> None:
     stages = "stages: [{name: one}, {name: two, criterion: {name: translation_ranking, temperature: 0.1}}]\n"
@@ -164,9 +176,12 @@ def test_runs_that_train_at_a_time_have_gpus_of_their_own(tmp_path, monkeypatch,
         "place = Path(sys.argv[-1].split('=')[1])\n"
         "place.touch()\n"
         f"while len(list(place.parent.glob('*-ready'))) < {parallel}: time.sleep(0.01)\n"
-        "print(os.environ.get('CUDA_VISIBLE_DEVICES', 'unset'))"
+        "print(os.environ.get('CUDA_VISIBLE_DEVICES', 'unset'))\n"
+        f"assert {parallel} == 1 or os.environ['OMP_NUM_THREADS'] == str(8 // {parallel})"
     ))  # fmt: skip
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8))  # of more that the machine has
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

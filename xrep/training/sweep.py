@@ -23,6 +23,7 @@ from xrep.files import naming
 from xrep.interrupts import Interrupted, StopRequest
 from xrep.training.run import SUMMARY
 from xrep.training.stages import is_finished
+from xrep.workers import processors
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +151,7 @@ def _environments(parallel: int) -> list[dict[str, str]]:
         return [dict(os.environ)]
     count, given = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = (given.split(",") if given else list(map(str, range(count))))[:count]
-    shared = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // parallel)), **os.environ}
+    shared = {"OMP_NUM_THREADS": str(max(1, processors() // parallel)), **os.environ}
     return [shared | ({"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} if gpus else {}) for n in range(parallel)]
 
 
