@@ -90,7 +90,7 @@ def test_conversion(value, annotation, expected):
     ("abc", int), ("1.5", int), (True, int), ("inf", int), ("nan", int | None), ([1], int),
     ({}, float),
     ("maybe", bool), (None, int), ("tpu", Literal["auto", "cuda"]), (5, list[int]), ("1,x", list[int]),
-    ({"a": 1}, str), ({}, list[str]),
+    ({"a": 1}, str), ({}, list[str]), (False, str), ([False, "de"], list[str]),  # YAML reads the language no as false
 ])  # fmt: skip
 def test_what_cannot_be_converted_is_refused(value, annotation):
     with pytest.raises(ValueError, match="must be"):

@@ -203,7 +203,7 @@ def _convert_one(value: Any, kind: Any) -> Any:
             return whole
     elif kind is float and not isinstance(value, bool) and math.isfinite(float(value)):
         return float(value)
-    elif kind is str and isinstance(value, str | int | float) and str(value):
+    elif kind is str and isinstance(value, str | int | float) and not isinstance(value, bool) and str(value):
         return str(value)
     raise ValueError(kind)
 
