@@ -246,7 +246,12 @@ eval tatoeba ... --json tat/tatoeba.deu-eng.deu | --json is the same file as --d
 eval tatoeba ... --cache de.txt              | de.txt: is a file already
 eval tatoeba ... --random-baseline -1        | --random-baseline: must be at least 0, not -1
 eval alignment ... --random-baseline --every-checkpoint | --every-checkpoint with --random-baseline; measure one
+eval tatoeba ... --path vectors --precision int8 | --precision of vectors that another system computed; leave it out
 eval translation ... --data mt.{lang} --langs de | enc: a sentence encoder, not a translation model
+eval translation --path nmt --data mt.{lang} --json mt.de | --json is the same file as --data
+eval translation --path nmt --data de-en.{lang} --save-translations . | --save-translations would replace this file
+eval translation --path nmt --data zh/{lang}.txt | zh/zho_Hant.txt: is of the same language as zh/zho_Hans.txt; leave zh
+eval language-bias ... --data zh/{lang}.txt   | zh/zho_Hant.txt: is of the same language as zh/zho_Hans.txt; leave zh
 eval language-bias ... --data mt.{lang} --sentences 1 | fewer than 2 sentences
 eval scatter ... --data mt.{lang} --plot o.png --seed -1 | --seed: must lie in [0, 4294967295], not -1
 eval alignment ... --data de-en=mt.de,mt.en  | 40 pairs, but 1000 and 750 others
@@ -323,6 +328,8 @@ def _inputs(folder: Path) -> None:
         "ragged.tsv": ["a\tb", "c\td", "e"], "wide.tsv": ["a\tb\tc"],
         "broken.yaml": ["task: ["], "twice.yaml": ["task: bitext", "seed: 1", "seed: 2"], "list.yaml": ["[1]"],
         "parts.yaml": ["parts:"], "one.de": german[:1],
+        "de-en.de": german, "de-en.en": english,
+        **{f"zh/{code}.txt": german for code in ("en", "zho_Hans", "zho_Hant")},
         "r.yaml": ["task: {name: bitext, data: bin}", "criterion: {name: translation_ranking}"],
         "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
         "swapped/train-de.tsv": [f"{one}\t{'ab'[i % 2]}" for i, one in enumerate(german)],

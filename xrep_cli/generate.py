@@ -87,7 +87,9 @@ def run(options: Options) -> None:
     with common.text_writer(options.output) as write:
         best = _translate(options, translator, write)
     if references:
-        common.write_summary({**_score(options, best, references), "search": asdict(options.search)}, options.json)
+        target = translator.model.target_languages[translator.target(options.target_lang)]
+        scores = _score(options, best, references, target)
+        common.write_summary({**scores, "search": asdict(options.search)}, options.json)
 
 
 def _translate(options: Options, translator: Translator, write: Callable[[str], object]) -> list[str]:
@@ -149,15 +151,16 @@ def _text(options: Options, number: int, line: str, translations: list[Hypothesi
     return "".join(written)
 
 
-def _score(options: Options, best: list[str], references: list[list[str]]) -> dict[str, Any]:
-    """Compute and print BLEU, chrF, and BLEU as multi-bleu.perl computes it."""
-    from xrep.metrics.translation import bleu, chrf, multi_bleu
+def _score(options: Options, best: list[str], references: list[list[str]], target: str) -> dict[str, Any]:
+    """Compute and print BLEU, chrF, and BLEU as multi-bleu.perl computes it, of translations into a language."""
+    from xrep.metrics.translation import bleu, chrf, multi_bleu, usual_tokenizer
 
     for file, reference in zip(options.reference, references, strict=True):
         if len(reference) != len(best):
             problem = f"{len(reference):,} lines, but {options.input} has {len(best):,}"
             raise UserError(problem, path=file, cure="give a reference for each line")
-    scores, moses = (bleu(best, references), chrf(best, references)), multi_bleu(best, references)
+    scores = bleu(best, references, usual_tokenizer(target)), chrf(best, references)
+    moses = multi_bleu(best, references)
     for text in (*(score.format(signature=signature) for score, signature in scores), f"{moses} (multi-bleu.perl)"):
         print(text, file=sys.stderr if "-" in (options.output, options.json) else sys.stdout)
     values = {score.name: {"score": score.score, "signature": signature} for score, signature in scores}

@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from tests.support.corpus import sentence_pairs
 from xrep.metrics.bootstrap import resampled
-from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
+from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu, usual_tokenizer
 
 ENGLISH = [english for _, english in sentence_pairs(300)]
 OTHERS = [english for _, english in sentence_pairs(300, seed=1)]
@@ -34,6 +34,14 @@ def test_by_hand() -> None:
     short = multi_bleu(["a b c d"], ["a b c d e f"])
     assert short.score == pytest.approx(100 * math.exp(1 - 6 / 4)) and short.precisions == [100] * 4
     assert str(short) == "BLEU = 60.65 100.0/100.0/100.0/100.0 (BP = 0.607 ratio = 0.667 hyp_len = 4 ref_len = 6)"
+
+
+def test_text_without_spaces_is_not_one_word() -> None:
+    """A translation that differs in one character has a BLEU of its own in each of these languages."""
+    texts = {"zh": "我今天很喜欢这本书", "ja": "わたしはこの本が好きです", "de": "das ist nun das Haus"}
+    for language, text in texts.items():
+        found, _ = bleu([text[:-1]], [text], usual_tokenizer(language))
+        assert 50 < found.score < 100, language
 
 
 def test_words_are_what_is_between_white_space_of_ascii() -> None:

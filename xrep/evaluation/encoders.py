@@ -153,8 +153,9 @@ def open_encoder(
     if kind_of(path) != "folder of vectors":
         encoder = SentenceEncoder.load(path, layer=layer, dtype=precision).use_prompt(prompt, prompt_name)
         return MeasuredEncoder(str(path), encoder, batch_tokens, Path(cache) if cache else None)
-    for name, value in (("layer", layer), ("prompt", prompt), ("prompt_name", prompt_name)):
-        if value is not None:
+    given = {"layer": layer, "prompt": prompt, "prompt_name": prompt_name, "precision": precision}
+    for name, value in given.items():
+        if value not in (None, "float32"):
             raise UserError(f"`{name}` of vectors that another system computed", path=path, cure="leave it out")
     return MeasuredEncoder(str(path), Precomputed(path))
 

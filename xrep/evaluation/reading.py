@@ -99,7 +99,7 @@ def read_texts(options: ParallelOptions) -> list[Examples]:
     so are rows in which a side is ``NS``, with which PAWS-X marks a sentence that has no translation."""
     data, langs = options.data, options.langs
     codes = {} if "{lang}" in data else available(data)
-    files = files_of_pattern(data) if "{lang}" in data else {}
+    files = files_of_pattern(data) if "{lang}" in data else dict[str, list[Path]]()
     known, hub = sorted({*files, *codes, "en"} if codes else files), {"en"} if codes else set()
     if langs is None:
         shown = [language for language in SHOWN if language in known]
@@ -110,7 +110,7 @@ def read_texts(options: ParallelOptions) -> list[Examples]:
         raise UserError("sentences of fewer than 2 languages", path=data, cure=cure)
     if codes:
         return [_clean(read_tatoeba(data, codes[language])) for language in chosen if language != "en"]
-    return [_clean(read_columns(" ".join(chosen), {language: files[language] for language in chosen}, options.column))]
+    return [_clean(read_columns(" ".join(chosen), only_files(files, chosen), options.column))]
 
 
 def available(folder: str | Path) -> dict[str, str]:
@@ -138,18 +138,31 @@ def read_columns(name: str, files: Mapping[str, Path], column: int = 1) -> Examp
     return Examples(name, tuple(files), columns, files=paths)
 
 
-def files_of_pattern(pattern: str) -> dict[str, Path]:
-    """Find the files that match a path with ``{lang}`` in place of the language: canonical language -> file."""
+def files_of_pattern(pattern: str) -> dict[str, list[Path]]:
+    """Find the files that match a path with ``{lang}`` in place of the language: canonical language -> its files, of
+    which there are several if they differ in the script or region (zho_Hans, zho_Hant)."""
     before, *others = pattern.split("{lang}")
     if len(others) != 1:
         problem = f"{{lang}} occurs {'more than once' if others else 'nowhere'}"
         raise UserError(problem, path=pattern, cure="write it once, in place of the language")
     names = sorted(glob.glob(f"{glob.escape(before)}*{glob.escape(others[0])}"))
-    codes = {name[len(before) : len(name) - len(others[0])]: Path(name) for name in names}
-    files = {canonical(code): file for code, file in codes.items() if _CODE.fullmatch(code)}
+    files = dict[str, list[Path]]()
+    for file in names:
+        if _CODE.fullmatch(code := file[len(before) : len(file) - len(others[0])]):
+            files.setdefault(canonical(code), []).append(Path(file))
     if not files:
         raise UserError("no such files", path=pattern, cure="{lang} stands for the language")
     return files
+
+
+def only_files(files: Mapping[str, Sequence[Path]], languages: Sequence[str]) -> dict[str, Path]:
+    """Return the file of each of these languages; a UserError says that one has several."""
+    for language in languages:
+        if len(files[language]) > 1:
+            problem = f"is of the same language as {files[language][0]}"
+            cure = f"leave {language} out of `langs`, or keep one of them in this folder"
+            raise UserError(problem, path=files[language][1], cure=cure)
+    return {language: files[language][0] for language in languages}
 
 
 def languages_of(tables: Sequence[Examples]) -> list[str]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 from xrep.config.fields import Count, check_options
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation
-from xrep.evaluation.reading import choose_languages, files_of_pattern, read_columns
+from xrep.evaluation.reading import choose_languages, files_of_pattern, only_files, read_columns
 from xrep.files import check_output, write_aside
 from xrep.inference.generation.decoding import DecodingOptions
-from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
+from xrep.metrics.translation import BleuTokenizer, bleu, chrf, multi_bleu, resampled_bleu, usual_tokenizer
 from xrep.text.languages import name
 
 if TYPE_CHECKING:
@@ -59,8 +59,9 @@ class TranslationQuality(TableEvaluation):
         """The value b in the maximum length of a translation."""
         max_tokens: Count = 4096
         """Number of subwords, times the beam size, that are translated at once."""
-        tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
-        """Method by which BLEU splits text into words. none: the text is tokenised already."""
+        tokenize: Literal["auto", BleuTokenizer] = "auto"
+        """Method by which BLEU splits text into words. auto: zh for Chinese, char for other languages without spaces
+        between words, 13a for the rest; none: the text is tokenised already."""
         save_translations: str | None = None
         """Folder to which the translations of each language are written, as de-en.en."""
 
@@ -69,7 +70,8 @@ class TranslationQuality(TableEvaluation):
     unrecorded = TableEvaluation.unrecorded | {"max_tokens", "save_translations"}
 
     def read(self) -> list[Examples]:
-        """Check the options. The target language depends on the model, so ``check`` reads the text."""
+        """Check the options, and return tables that name the files alone. The target language depends on the model, so
+        ``check`` reads the text."""
         config = self.config
         penalty = {"length_penalty": config.lenpen, "length_penalty_form": config.lenpen_form}
         lengths = {"max_length_a": config.max_length_a, "max_length_b": config.max_length_b}
@@ -79,7 +81,8 @@ class TranslationQuality(TableEvaluation):
             check_output(config.save_translations, folder=True)
         self.files = files_of_pattern(config.data)
         self.languages = choose_languages(config.langs, sorted(self.files), "file of", config.data)
-        return []
+        named = ((language, file) for language, files in self.files.items() for file in files)
+        return [Examples(language, (language,), ([],), files=(file,)) for language, file in named]
 
     def open(self, path: str) -> Translator:
         from xrep.inference.generation.translator import Translator
@@ -93,9 +96,20 @@ class TranslationQuality(TableEvaluation):
         if target not in self.files or not sources:
             problem = f"no text in {target}, the target language, and in another language"
             raise UserError(problem, path=self.config.data, cure=f"the data has {','.join(sorted(self.files))}")
-        pairs = [{language: self.files[language], target: self.files[target]} for language in sources]
-        self.tables = [read_columns("-".join(files), files) for files in pairs]
-        self.seen = model.text.source_languages
+        self.tables = []
+        for language in sources:
+            files = only_files(self.files, [language, target])
+            self.tables.append(read_columns(f"{language}-{target}", files))
+            written = self._written(self.tables[-1])
+            if written and written.resolve() in [file.resolve() for file in files.values()]:
+                raise UserError("`save_translations` would replace this file", path=written, cure="name another folder")
+        self.seen, tokenize = model.text.source_languages, self.config.tokenize
+        self.tokenize: BleuTokenizer = usual_tokenizer(target) if tokenize == "auto" else tokenize
+
+    def _written(self, examples: Examples) -> Path | None:
+        """Return the file to which the translations of a table are written, if they are."""
+        folder = self.config.save_translations
+        return None if folder is None else Path(folder, f"{examples.name}.{examples.languages[1]}")
 
     def score(self, model: Translator, examples: Examples) -> Score:
         """Translate a test. ``multi_bleu`` is BLEU of the same words as ``bleu``, without smoothing, ``zero_shot`` says
@@ -103,15 +117,15 @@ class TranslationQuality(TableEvaluation):
         config, (sources, references), (language, target) = self.config, examples.columns, examples.languages
         read = model.read(sources)
         hypotheses = [best.text for best, *_ in model.translate(read, target, self.search, config.max_tokens)]
-        if config.save_translations is not None:
-            Path(config.save_translations).mkdir(exist_ok=True)
-            with write_aside(Path(config.save_translations) / f"{examples.name}.{target}") as aside:
+        if written := self._written(examples):
+            written.parent.mkdir(exist_ok=True)
+            with write_aside(written) as aside:
                 aside.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
-        scores = {"bleu": bleu(hypotheses, references, config.tokenize), "chrf": chrf(hypotheses, references)}
-        multi = multi_bleu(hypotheses, references, config.tokenize)
+        scores = {"bleu": bleu(hypotheses, references, self.tokenize), "chrf": chrf(hypotheses, references)}
+        multi = multi_bleu(hypotheses, references, self.tokenize)
         return Score(
             {name: score.score for name, (score, _) in scores.items()},
-            lambda _: {"bleu": resampled_bleu(hypotheses, references, config.tokenize)},  # every test has the same seed
+            lambda _: {"bleu": resampled_bleu(hypotheses, references, self.tokenize)},  # every test has the same seed
             {
                 "signatures": {score.name: signature for score, signature in scores.values()},
                 "multi_bleu": {"value": multi.score, "text": str(multi)},

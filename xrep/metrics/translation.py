@@ -27,6 +27,14 @@ _IN_WORDS = {code: 0xF0000 + code for code in range(0x3001) if chr(code).isspace
 """Characters for private use that replace the white space which is none to perl's split on bytes (no-break spaces)."""
 
 
+def usual_tokenizer(language: str) -> BleuTokenizer:
+    """Return how BLEU of a language, given by its canonical code, is usually computed. Text without spaces between its
+    words would be one word for 13a."""
+    if language in ("zh", "yue", "wuu"):
+        return "zh"
+    return "char" if language in ("ja", "th", "lo", "km", "my") else "13a"
+
+
 def bleu(hypotheses: Sequence[str], references: References, tokenize: BleuTokenizer = "13a") -> tuple[BLEUScore, str]:
     """Return sacrebleu's BLEU of N hypotheses, case-sensitive and with exponential smoothing, and its signature.
 

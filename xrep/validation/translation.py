@@ -15,7 +15,7 @@ from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.decoding import DecodingOptions
-from xrep.metrics.translation import bleu
+from xrep.metrics.translation import bleu, usual_tokenizer
 from xrep.models.model import TranslationModel
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixedBatch, MixtureTask
@@ -128,4 +128,4 @@ class TranslationValidator(Validator):
         lines = [f"  {read} -> {written} (reference: {reference})" for written, reference, read in shown]
         self.examples = [*self.examples, *lines][:_SHOWN]
         hypotheses, references, _ = zip(*found, strict=True)
-        return bleu(hypotheses, references)[0].score
+        return bleu(hypotheses, references, usual_tokenizer(pool.target_language))[0].score
