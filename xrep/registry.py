@@ -160,7 +160,6 @@ LR_SCHEDULERS = Registry("lr_scheduler", {
     "cosine": "xrep.training.schedule:Cosine",
     "inverse_sqrt": "xrep.training.schedule:InverseSqrt",
     "linear": "xrep.training.schedule:LinearDecay",
-    "polynomial": "xrep.training.schedule:Polynomial",
 })  # fmt: skip
 VALIDATORS = Registry("validation", {
     "loss": "xrep.validation.loss:LossValidator",

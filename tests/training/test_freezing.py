@@ -48,7 +48,7 @@ def make(text: Any) -> Make:
 def optimizer_of(name: str, trained: list[tuple[str, nn.Parameter]], **options: Any) -> torch.optim.Optimizer:
     part = OPTIMIZERS.load(name)
     config = part.Config(lr=0.01, **options)
-    return part.build(config, parameter_groups(config, trained, [name for name, _ in trained]))
+    return part.build(config, parameter_groups(config, trained))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())

@@ -210,7 +210,7 @@ def test_a_tower_of_transformers_is_trained_and_exported(raw: Path, tmp_path: Pa
     encoder = write_model(tmp_path / "modernbert", "modernbert")
     given = {"criterion": "translation_ranking", "batch_size": 12, "max_steps": 3, "towers": "shared"}
     given |= {"encoder": encoder}
-    own = {"micro_batch": 4, "freeze": "encoders.*.token_embedding,encoders.shared.layers.0", "layer_decay": 0.5}
+    own = {"micro_batch": 4, "freeze": "encoders.*.token_embedding,encoders.shared.layers.0"}
     whole = cli("train", *arguments(raw, tmp_path / "whole", **given, **own))
     assert whole.code == 0, whole.err
     assert re.search(rf"from {encoder} \(\d+ tensors, encoder type transformers", whole.err)

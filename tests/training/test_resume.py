@@ -27,7 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "accumulation": {"update_freq": 2, "activation_checkpointing": None},
     "LoRA": {"lora_rank": 3},
     "LAMB": {"optimizer": "lamb", "lr_multipliers": "*_embedding=0.5", "weight_decay": 0.1},
-    "SGD": {"optimizer": "sgd", "nesterov": None, "layer_decay": 0.5},
+    "SGD": {"optimizer": "sgd"},
     "thawing": {"freeze": "encoders.shared.layers.0,*.token_embedding@4", "layers": 2},
     "bf16": {"precision": "bf16"},
     "two towers": {"towers": "separate", "projection_size": 8},

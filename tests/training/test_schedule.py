@@ -14,7 +14,6 @@ LOW = 0.1
 DECAYS: dict[str, tuple[dict[str, float], Callable[[float, float], float]]] = {
     "cosine": ({"min_lr_ratio": LOW}, lambda rest, _: LOW + (1 - LOW) * 0.5 * (1 + math.cos(math.pi * rest))),
     "linear": ({"min_lr_ratio": LOW}, lambda rest, _: 1 - (1 - LOW) * rest),
-    "polynomial": ({"min_lr_ratio": LOW, "power": 3.0}, lambda rest, _: LOW + (1 - LOW) * (1 - rest) ** 3),
     "inverse_sqrt": ({}, lambda _, elapsed: elapsed**-0.5),
     "constant": ({}, lambda *_: 1.0),
 }

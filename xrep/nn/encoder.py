@@ -31,7 +31,7 @@ class Encoder(nn.Module, ABC):
         Shape: Class of the encoder's shape.
         shape: Plain data that determines the tensors and the computation, except dropout.
         token_embedding: Input embeddings, with ``weight`` [V, H].
-        layers: The layers, the lowest first. Patterns for freezing and ``layer_decay`` rely on this name.
+        layers: The layers, the lowest first. Patterns for freezing and learning rates rely on this name.
         library_class: Name of the class of transformers that loads the files of ``to_huggingface``.
     """
 

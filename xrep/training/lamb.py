@@ -15,13 +15,10 @@ class LambOptimizer(torch.optim.Optimizer):
         groups: parameter groups with ``params``, ``lr``, ``weight_decay``, and ``decays``, which says whether the trust
             ratio applies; without it the step is Adam's.
         betas, eps: decay rates of the moments, and the number that is added to the denominator.
-        bias_correction: divide the moments by 1 - beta^t, where t counts the steps of each parameter.
     """
 
-    def __init__(
-        self, groups: list[dict[str, Any]], *, betas: tuple[float, float], eps: float, bias_correction: bool
-    ) -> None:
-        super().__init__(groups, {"betas": betas, "eps": eps, "bias_correction": bias_correction})
+    def __init__(self, groups: list[dict[str, Any]], *, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {"betas": betas, "eps": eps})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -41,7 +38,8 @@ class LambOptimizer(torch.optim.Optimizer):
             torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
     def _adam(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
-        """Return Adam's updates m / (sqrt(v) + eps), with the moments corrected for their start at 0 if wanted."""
+        """Return Adam's updates m / (sqrt(v) + eps), with the moments corrected for their start at 0: they are divided
+        by 1 - beta^t, where t counts the steps of each parameter."""
         for parameter in parameters:
             if not (state := self.state[parameter]):
                 state["step"] = torch.zeros(())
@@ -55,11 +53,9 @@ class LambOptimizer(torch.optim.Optimizer):
         torch._foreach_mul_(squares, second)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
         updates = list(torch._foreach_sqrt(squares))
-        if group["bias_correction"]:
-            torch._foreach_div_(updates, [(1 - second ** float(count)) ** 0.5 for count in counts])
+        torch._foreach_div_(updates, [(1 - second ** float(count)) ** 0.5 for count in counts])
         torch._foreach_add_(updates, group["eps"])
         torch._foreach_reciprocal_(updates)
         torch._foreach_mul_(updates, means)
-        if group["bias_correction"]:
-            torch._foreach_div_(updates, [1 - first ** float(count) for count in counts])
+        torch._foreach_div_(updates, [1 - first ** float(count) for count in counts])
         return updates

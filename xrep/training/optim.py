@@ -57,8 +57,8 @@ class Lamb:
     """LAMB: Adam with the step of each matrix scaled to a share of the norm of the matrix, for large batches.
 
     You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", algorithm 2, with phi
-    the identity. As in the authors' code, parameters that do not decay (biases, normalisation weights, scalars and
-    ``no_decay``) take Adam's step unscaled, and a matrix or an update of norm 0 has the trust ratio 1.
+    the identity. As in the authors' code, parameters that do not decay (biases, normalisation weights and scalars) take
+    Adam's step unscaled, and a matrix or an update of norm 0 has the trust ratio 1.
     """
 
     @dataclass(kw_only=True)
@@ -70,15 +70,13 @@ class Lamb:
         scalars never decay."""
         lamb_eps: NotNegative = 1e-6
         """Number that is added to the denominator."""
-        bias_correction: bool = True
-        """Divide the moments by 1 - beta^t, as algorithm 2 does; the authors' first code uses only the warm-up."""
 
     @staticmethod
     def build(config: Config, groups: Groups) -> torch.optim.Optimizer:
         from xrep.training.lamb import LambOptimizer
 
         betas = (config.betas[0], config.betas[1])
-        return LambOptimizer(groups, betas=betas, eps=config.lamb_eps, bias_correction=config.bias_correction)
+        return LambOptimizer(groups, betas=betas, eps=config.lamb_eps)
 
 
 class SGD:
@@ -92,18 +90,10 @@ class SGD:
         """L2 penalty on matrices, added to the gradient; biases, normalisation weights and scalars have none."""
         sgd_momentum: Annotated[float, "[0, 1)"] = 0.9
         """Momentum: the share of the previous step that is added to the next one. 0: no momentum."""
-        nesterov: bool = False
-        """Use Nesterov momentum."""
-
-        def problems(self) -> list[str]:
-            problems = super().problems()
-            if self.nesterov and self.sgd_momentum == 0:
-                problems.append("nesterov needs sgd_momentum above 0")
-            return problems
 
     @staticmethod
     def build(config: Config, groups: Groups) -> torch.optim.Optimizer:
         import torch
 
         # torch's fused form fails if a parameter thaws in a group whose other parameters already have momentum.
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum, nesterov=config.nesterov)
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum)

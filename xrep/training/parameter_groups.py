@@ -11,10 +11,8 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import math
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from xrep.config.fields import NotNegative
 from xrep.errors import UserError
@@ -23,7 +21,6 @@ from xrep.registry import nearest
 if TYPE_CHECKING:  # the options are read for --help, which does not wait for torch
     from torch import nn
 
-LAYER = re.compile(r"(model\..+?)\.layers\.(\d+)\.")
 NAMES_SHOWN = 6
 
 
@@ -35,15 +32,9 @@ class ParameterOptions:
     """Peak learning rate."""
     weight_decay: NotNegative = 1e-4
     """Decoupled weight decay of matrices; biases, normalisation weights and scalars never decay."""
-    no_decay: list[str] = field(default_factory=list)
-    """Name patterns of further parameters without weight decay, such as '*_embedding'."""
     lr_multipliers: list[str] = field(default_factory=list)
     """Factors for the learning rate of some parameters, as PATTERN=FACTOR, such as 'criterion.*=10'. If several
     patterns match a parameter, the last one applies."""
-    layer_decay: Annotated[float, "(0, 1]"] = 1.0
-    """Factor by which the learning rate falls from each encoder layer to the one below. In an encoder with L layers,
-    the rate of layer k = 0, 1, ... is multiplied by this to the power L - k, that of its parameters outside the layers
-    (embeddings and their normalisation) by this to the power L + 1; everything else has the full rate. 1: no decay."""
 
     def problems(self) -> list[str]:
         problems = list[str]()
@@ -63,9 +54,7 @@ def _multiplier(text: str) -> tuple[str, float]:
         return pattern, math.nan
 
 
-def parameter_groups(
-    options: ParameterOptions, trained: list[tuple[str, nn.Parameter]], names: Iterable[str]
-) -> list[dict[str, Any]]:
+def parameter_groups(options: ParameterOptions, trained: list[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
     """Return groups for a torch optimizer, one for each pair of rate and decay, in the order of their first parameters.
 
     Each has ``params``, ``lr``, ``lr_scale`` (its share of the peak rate), ``weight_decay``, and ``decays``, which says
@@ -73,45 +62,22 @@ def parameter_groups(
 
     Args:
         trained: every parameter that trains at some step, by name.
-        names: names of all parameters, including those that never train: they tell how many layers there are.
 
     Raises:
-        UserError: a pattern matches no parameter that trains, or no layer trains to which ``layer_decay`` applies.
+        UserError: a pattern matches no parameter that trains.
     """
     own = [name for name, _ in trained]
-    exempt = {name for pattern in options.no_decay for name in matching(pattern, own, "no_decay")}
     scales = dict.fromkeys(own, 1.0)
     for text in options.lr_multipliers:
         pattern, factor = _multiplier(text)
         scales.update(dict.fromkeys(matching(pattern, own, "lr_multipliers"), factor))
-    if options.layer_decay != 1.0:
-        if not any(LAYER.match(name) for name in own):
-            raise UserError("layer_decay: no layer of the model trains", cure="leave it at 1")
-        exponents = layer_exponents(names)
-        scales = {name: scale * options.layer_decay ** exponents.get(name, 0) for name, scale in scales.items()}
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in trained:
-        scale, decays = scales[name], parameter.ndim >= 2 and name not in exempt
+        scale, decays = scales[name], parameter.ndim >= 2
         new = {"params": [], "lr": options.lr * scale, "lr_scale": scale, "decays": decays}
         new["weight_decay"] = options.weight_decay if decays else 0.0
         groups.setdefault((scale, decays), new)["params"].append(parameter)
     return list(groups.values())
-
-
-def layer_exponents(names: Iterable[str]) -> dict[str, int]:
-    """Return the exponent of ``layer_decay`` for each parameter of a stack: L - k in layer k, L + 1 outside the layers.
-
-    A stack is a module within the model that has ``layers.0`` and so on.
-    """
-    matches = {name: LAYER.match(name) for name in names}
-    depths: dict[str, int] = {}
-    for match in filter(None, matches.values()):
-        depths[match[1]] = max(depths.get(match[1], 0), int(match[2]) + 1)
-    exponents = {}
-    for name, match in matches.items():
-        for stack in [match[1]] if match else [s for s in depths if name.startswith(f"{s}.")][:1]:
-            exponents[name] = depths[stack] - int(match[2]) if match else depths[stack] + 1
-    return exponents
 
 
 def matching(pattern: str, names: list[str], option: str) -> list[str]:

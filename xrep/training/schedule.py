@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xrep.config.fields import CountOrZero, Positive, Share
+from xrep.config.fields import CountOrZero, Share
 
 if TYPE_CHECKING:  # the options are read for --help, which does not wait for torch
     from xrep.training.state import TrainingState
@@ -86,25 +86,12 @@ class Cosine(Schedule):
 
 
 class LinearDecay(Schedule):
-    """A straight line from the peak rate to ``min_lr_ratio`` of it."""
+    """A straight line from the peak rate to ``min_lr_ratio`` of it (fairseq's polynomial_decay)."""
 
     Config = Decay
 
     def decay(self, elapsed: float, rest: float) -> float:
         return 1 - (1 - self.config.min_lr_ratio) * rest
-
-
-class Polynomial(Schedule):
-    """A power of the remaining share, from the peak rate to ``min_lr_ratio`` of it (fairseq's polynomial_decay)."""
-
-    @dataclass(kw_only=True)
-    class Config(Decay):
-        power: Positive = 2.0
-        """Exponent of the remaining share of the budget: 1 is a straight line, higher values fall faster at first."""
-
-    def decay(self, elapsed: float, rest: float) -> float:
-        low = self.config.min_lr_ratio
-        return low + (1 - low) * (1 - rest) ** self.config.power
 
 
 class InverseSqrt(Schedule):

@@ -36,7 +36,7 @@ def what_trains(pair: Pair, run: RunConfig, world: World) -> tuple[Freezing, Upd
         adapted = {f"model.{name}" for name in lora.targets}
     freezing = Freezing(frozen, pair)
     trained = [(name, parameter) for name, parameter in freezing.ever_trained() if name not in adapted]
-    groups = parameter_groups(options, trained, [name for name, _ in pair.named_parameters()])
+    groups = parameter_groups(options, trained)
     make = partial(run.classes["optimizer"].build, options)
     sharded = run.configs["distributed"].shard == "optimizer" and world.size > 1
     optimizer = sharded_optimizer(groups, make) if sharded else make(groups)
