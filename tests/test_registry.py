@@ -149,7 +149,11 @@ def test_entry_points(place, cli):
     assert "error: bad_module:Bad cannot be loaded: invalid syntax" in bad
 
 
-def test_a_taken_name_among_entry_points(place, cli):
-    write_entry_points(place, "criterion.dual_moco = theirs:Moco")
-    error = cli("train", "--help").err
-    assert "'dual_moco' is registered twice: by xrep.criteria.dual_moco:DualMoco and by theirs:Moco" in error
+@pytest.mark.parametrize(("line", "message"), [
+    ("criterion.dual_moco = theirs:Moco",
+     "'dual_moco' is registered twice: by xrep.criteria.dual_moco:DualMoco and by theirs:Moco"),
+    ("criteria.moco = theirs:Moco", "'criteria.moco' (theirs:Moco) is no part of xrep; its name must be KIND.NAME"),
+])  # fmt: skip
+def test_an_entry_point_that_cannot_be_used_is_named(place, cli, line, message):
+    write_entry_points(place, line)
+    assert message in cli("train", "--help").err

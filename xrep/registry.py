@@ -115,6 +115,11 @@ def one_line(error: BaseException) -> str:
 def _register_entry_points() -> None:
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         kind, _, name = entry.name.partition(".")
+        if kind not in REGISTRIES:
+            cure = (
+                f"its name must be KIND.NAME, where KIND is one of {', '.join(REGISTRIES)}; mend or remove the package"
+            )
+            raise UserError(f"the entry point {entry.name!r} ({entry.value}) is no part of xrep", cure=cure)
         REGISTRIES[kind].add(name, entry.value)
 
 

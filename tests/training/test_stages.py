@@ -82,6 +82,9 @@ def test_a_course_is_trained_stage_by_stage(course: list[str], tmp_path: Path, c
     # With a larger budget one stage continues, and the stage before is unchanged.
     more = cli("train", *given, "stages.2.trainer.max_steps=7")
     assert more.err.count("finished before") == 1 and "going on from" in more.err
+    told = "warning: stage both began from earlier weights of the stage before it, which has changed; to train it again"
+    assert f"{told}, delete {out}/both\n" in more.err and more.err.count("began from earlier") == 1
+    assert "began from earlier" not in again.err
     assert open_checkpoint(out / "2" / "last").step == 7
     assert contents(out / "moco") == {name[5:]: data for name, data in before.items() if name.startswith("moco/")}
 

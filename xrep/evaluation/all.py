@@ -119,7 +119,7 @@ def measure_runs(runs: Mapping[str, Path], data: str, batch_tokens: int) -> tupl
     # What is wrong with an encoder is found before another one is measured.
     trained = [open_encoder(path / "best").languages for path in runs.values()]
     for folder in [config.data for name, config in found.values() if name == "tatoeba"]:
-        found |= _pictures(folder, trained[0])
+        found |= _pictures(folder, trained[0], batch_tokens)
     tests = [Test(label, name, EVALUATIONS.load(name)(config)) for label, (name, config) in found.items()]
     records, failed, first = dict[str, dict[str, Any]](), list[str](), dict[str, Figures]()
     for name, path in runs.items():
@@ -140,7 +140,7 @@ def _measure_run(path: Path, tests: Sequence[Test], batch_tokens: int) -> TestRe
     return run_tests(tests, lambda test: test.evaluation.open(str(path)) if test.label == _CHECKPOINTS else encoder)
 
 
-def _pictures(folder: str, trained: Sequence[str]) -> dict[str, tuple[str, Any]]:
+def _pictures(folder: str, trained: Sequence[str], batch_tokens: int) -> dict[str, tuple[str, Any]]:
     """Return what draws the pictures from Tatoeba's files of the languages that were trained: label -> name, config."""
     codes = available(folder)
     languages = [language for language in trained if language in codes][:_LANGUAGES] or list(codes)[:1]
@@ -149,5 +149,6 @@ def _pictures(folder: str, trained: Sequence[str]) -> dict[str, tuple[str, Any]]
     # A seventh stay translations, and three sevenths are replaced by sentences of the last three.
     pairs, replaced = len(first) * 4 // 7, len(first) * 3 // 7
     data = f"{languages[0]}-en={','.join(map(str, first.files))}"
-    alignment = Alignment.Config(data=data, pairs=pairs, true_pairs=pairs - replaced, every_checkpoint=True)
+    sizes = {"pairs": pairs, "true_pairs": pairs - replaced, "batch_tokens": batch_tokens}
+    alignment = Alignment.Config(data=data, **sizes, every_checkpoint=True)
     return {"scatter": ("scatter", scatter), _CHECKPOINTS: ("alignment", alignment)}

@@ -31,12 +31,16 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
         if not is_main:  # the main process reports it
             raise SystemExit(2)
         raise UserError("holds a run without stages", path=course, cure="choose another `save_dir`")
-    summary = None
+    summary, finished = None, True
     for number, run in enumerate(runs, 1):
+        goes_on_from_old = not finished and (run.directory / "last").exists()
         finished = number < len(runs) and is_finished(run)
         if is_main:
             where = "finished before" if finished else f"in {run.directory}"
             print(f"stage {run.stage} ({number} of {len(runs)}, {run.label}): {where}", file=sys.stderr)
+        if is_main and goes_on_from_old:
+            problem = f"warning: stage {run.stage} began from earlier weights of the stage before it, which has changed"
+            print(f"{problem}; to train it again, delete {run.directory}", file=sys.stderr)
         summary = summary if finished else train(run)
         if summary and not summary.finished:
             return summary
