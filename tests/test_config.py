@@ -139,6 +139,7 @@ def test_all_problems_are_told_together():
         "criterion": {"queue_size": -5, "temperature": "hot", "momentun": 0.9},
         "checkpoint": 5,
         "optimiser": {"lr": 1},
+        "optimizer": {"lr": "high", "lr_multipliers": ["x"]},  # the name of one option is in that of the other
         "lr_scheduler": {"name": "cosin"},
         "seed": -1,
         "plugins": {"a": 1},
@@ -150,6 +151,8 @@ def test_all_problems_are_told_together():
         "unknown option --foo",
         "my.yaml: criterion.queue_size must be at least 0, not -5",
         "my.yaml: criterion.temperature must be a finite number, not 'hot'",
+        "my.yaml: optimizer.lr must be a finite number, not 'high'",
+        "my.yaml: optimizer.lr_multipliers must be PATTERN=FACTOR with a factor of at least 0, not 'x'",
         "unknown lr_scheduler 'cosin'; did you mean 'cosine'?",
         "my.yaml: seed must lie in [0, 4294967295], not -1",
         "my.yaml: unknown key criterion.momentun; did you mean 'momentum'?",

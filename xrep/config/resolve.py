@@ -328,5 +328,5 @@ def _resolve(section: Section, given: Layer) -> tuple[Layer, list[str]]:
         config = section.options(**options)
         refused = config.problems() if hasattr(config, "problems") else []
         # What the part refuses about a doubtful option would concern its default, not the value given.
-        problems += [section.above + each for each in refused if not any(name in each for name in doubtful)]
+        problems += [section.above + each for each in refused if set(doubtful).isdisjoint(re.findall(r"\w+", each))]
     return values | {section.above + name: value for name, value in options.items()}, problems
