@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -265,6 +266,7 @@ eval xsim ... --data de-en=pairs.tsv --neighbours 999 | 999 neighbours, but ther
 eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; the data has de-en
 eval bucc ... --data bucc --oracle --threshold 1 | --oracle and --threshold; give one of them
 eval alignment ... --data de-en=pairs.tsv --pairs 3 --true-pairs 3 --json pairs.tsv | --json is the same file as --data
+eval alignment ... --data de-en=mt.zip --pairs 3 --true-pairs 3 --json mt.zip | --json is the same file as --data
 eval nli ... --data sts                      | sts/sts-test.csv: holds triplets without labels
 eval senteval ... --data dir                 | dir: none of SentEval's sets is in it; name the folder of
 eval xnli ... --data dir                     | dir: no labelled text; name a file, or a folder of files that
@@ -344,6 +346,9 @@ def _inputs(folder: Path) -> None:
     }  # fmt: skip
     for name, lines in texts.items():
         write_lines(folder / name, lines)
+    with zipfile.ZipFile(folder / "mt.zip", "w") as archive:
+        for name in ("mt.de", "mt.en"):
+            archive.write(folder / name, name)
     (folder / "latin.txt").write_bytes("Haus\nbrücke\n".encode("latin1"))
     (folder / "truncated.tsv.gz").write_bytes(gzip.compress(os.urandom(2000).hex().encode())[:500])
     draw = np.random.default_rng(0)

@@ -12,6 +12,7 @@ from xrep.config.fields import CountOrZero, docstring, fields_of_class
 from xrep.errors import UserError
 from xrep.files import check_output, write_json
 from xrep.registry import EVALUATIONS, load_target
+from xrep.text.lines import container_of
 from xrep_cli import common
 from xrep_cli.command import Command
 
@@ -93,7 +94,7 @@ def run(name: str, options: Any) -> None:
         raise UserError(f"`path` {options.path[0]}, and other options name the models", cure="leave `path` out")
     outputs = _check(options, config, seeds)
     made = evaluation(config)
-    common.check_outputs(outputs, {"`data`": [str(file) for examples in made.tables for file in examples.files]})
+    common.check_outputs(outputs, {"`data`": [str(container_of(file)) for each in made.tables for file in each.files]})
     if listed is not None:
         from xrep.evaluation.encoders import write_sentences
 

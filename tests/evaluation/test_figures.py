@@ -1,5 +1,6 @@
 import hashlib
 import json
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from xrep.files import json_text
 
 def test_a_record_says_what_made_the_figures(tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("a\n")
+    with zipfile.ZipFile(tmp_path / "texts.zip", "w") as archive:
+        archive.write(tmp_path / "data.txt", "text.de")
+    files = [tmp_path / "data.txt", tmp_path / "texts.zip" / "text.de"]
     overlaps = Overlap(1, 9), None, Overlap(1, 9, dropped=True)
     first, other, dropped = (
         Figures(
-            text="a table", values={}, headline={"mean": 1.5 + by}, files=[tmp_path / "data.txt"], settings={"k": 4},
+            text="a table", values={}, headline={"mean": 1.5 + by}, files=files, settings={"k": 4},
             resamples={"mean": by + np.repeat([1.0, 2.25], 500)}, overlap=overlap,
         )
         for by, overlap in zip((0, 0.25, 1), overlaps, strict=True)
@@ -28,7 +32,8 @@ def test_a_record_says_what_made_the_figures(tmp_path: Path) -> None:
     assert first.printed().splitlines() == lines
     record = json.loads(json_text(first.record("sts", NgramEncoder())))
     assert record["intervals"] == {"mean": [1.0, 2.25]} and record["settings"] == {"k": 4}
-    assert record["data"] == {str(tmp_path / "data.txt"): hashlib.sha256(b"a\n").hexdigest()}
+    digests = (hashlib.sha256(content).hexdigest() for content in (b"a\n", (tmp_path / "texts.zip").read_bytes()))
+    assert record["data"] == dict(zip(map(str, files), digests, strict=True))
     assert record["overlap"] == {"found": 1, "total": 9, "dropped": False} and record["version"] == xrep.__version__
     with pytest.raises(ValueError, match="not JSON compliant"):
         json_text({"mean": float("nan")})

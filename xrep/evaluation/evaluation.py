@@ -23,6 +23,7 @@ from xrep.number_types import Precision
 from xrep.tables import table
 from xrep.text.hf_datasets import is_dataset, state_of_dataset
 from xrep.text.languages import name
+from xrep.text.lines import container_of
 from xrep.version import __version__
 
 
@@ -337,14 +338,17 @@ class Figures:
 
     def record(self, test: str, model: Any) -> dict[str, Any]:
         """Return the record of a ``model`` and of the evaluation called ``test`` that is written as JSON."""
-        files = {str(file): state_of_dataset if is_dataset(file) else sha256_of for file in self.files}
+        data = {
+            str(file): state_of_dataset(file) if is_dataset(file) else sha256_of(container_of(Path(file)))
+            for file in map(str, self.files)
+        }
         return {
             "test": test,
             "values": dict(self.values),
             "headline": dict(self.headline),
             "intervals": {name: list(span) for name, span in self.intervals.items()},
             "model": {"path": str(model.path), "fingerprint": model.fingerprint()},
-            "data": {file: state(file) for file, state in files.items()},
+            "data": data,
             "settings": dict(self.settings),
             "version": __version__,
             "overlap": asdict(self.overlap) if self.overlap else None,
