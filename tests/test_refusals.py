@@ -266,6 +266,7 @@ eval xsim ... --data de-en=pairs.tsv --neighbours 999 | 999 neighbours, but ther
 eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; the data has de-en
 eval bucc ... --data bucc --oracle --threshold 1 | --oracle and --threshold; give one of them
 eval alignment ... --data de-en=pairs.tsv --pairs 3 --true-pairs 3 --json pairs.tsv | --json is the same file as --data
+eval xsim ... --data de-en=mt.de,mt.en@9      | mt.de: pairs are not sampled here; leave out @9
 eval alignment ... --data de-en=mt.zip --pairs 3 --true-pairs 3 --json mt.zip | --json is the same file as --data
 eval nli ... --data sts                      | sts/sts-test.csv: holds triplets without labels
 eval senteval ... --data dir                 | dir: none of SentEval's sets is in it; name the folder of

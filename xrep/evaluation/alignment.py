@@ -19,13 +19,10 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption
 from xrep.evaluation.plots import plot_alignment
-from xrep.evaluation.reading import folders_with
+from xrep.evaluation.reading import folders_with, read_bitext
 from xrep.evaluation.sts import read_set
 from xrep.metrics.geometry import alignment_loss, uniformity_loss
 from xrep.tables import table
-from xrep.text.examples import orient, read_pairs
-from xrep.text.find import parse_bitext
-from xrep.text.languages import canonical
 
 LOSSES = ("alignment", "uniformity")
 
@@ -146,8 +143,7 @@ def sample_pairs(config: Alignment.Config) -> Examples:
     pairs, true_pairs, generator = config.pairs, config.true_pairs, random.Random(config.seed)
     if not 1 <= true_pairs <= pairs:
         raise UserError(f"`true_pairs` {true_pairs} of `pairs` {pairs}", cure="give 1 to as many as `pairs`")
-    bitext = orient(parse_bitext(config.data))[0]
-    rows = ((source, target) for _, source, target in read_pairs(bitext) if source.strip() and target.strip())
+    bitext, rows = read_bitext(config.data)
     taken, replaced, number = list(islice(rows, pairs)), pairs - true_pairs, 0
     sources, targets = [source for source, _ in taken], [target for _, target in taken]
     for number, (source, _) in enumerate(rows, start=1):  # reservoir sampling, so that the rest need not be in memory
@@ -157,5 +153,5 @@ def sample_pairs(config: Alignment.Config) -> Examples:
     if len(targets) < pairs or number < replaced:
         problem = f"{len(targets) + number} pairs, but {pairs} and {replaced} others to draw from are needed"
         raise UserError(problem, path=bitext.paths[0], cure="give a smaller `pairs`")
-    languages, files = tuple(map(canonical, bitext.languages)), tuple(map(Path, bitext.paths))
-    return Examples(bitext.name, languages, (sources, targets), np.arange(pairs) < true_pairs, files)
+    files = tuple(map(Path, bitext.paths))
+    return Examples(bitext.name, bitext.languages, (sources, targets), np.arange(pairs) < true_pairs, files)

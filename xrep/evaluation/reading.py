@@ -7,7 +7,8 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples
 from xrep.text import examples as text_readers
+from xrep.text.find import Bitext, parse_bitext
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.records import cells
 
@@ -136,6 +138,19 @@ def read_columns(name: str, files: Mapping[str, Path], column: int = 1) -> Examp
         for path, line, texts in zip(paths, lines, columns, strict=True):
             texts.append(cells(path, number, line.split("\t"), column)[column - 1] if ".tsv" in path.suffixes else line)
     return Examples(name, tuple(files), columns, files=paths)
+
+
+def read_bitext(data: str) -> tuple[Bitext, Iterator[tuple[str, str]]]:
+    """Return parallel text, which is named as for xrep-preprocess, and its pairs without those that have a blank side.
+    A line on stderr says if its columns are in another order than its name says."""
+    bitext = parse_bitext(data)
+    if bitext.sample is not None:
+        raise UserError("pairs are not sampled here", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
+    bitext, note = text_readers.orient(bitext)
+    if note:
+        print(note, file=sys.stderr)
+    rows = text_readers.read_pairs(bitext)
+    return bitext, ((source, target) for _, source, target in rows if source.strip() and target.strip())
 
 
 def files_of_pattern(pattern: str) -> dict[str, list[Path]]:

@@ -17,12 +17,10 @@ from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder
 from xrep.evaluation.evaluation import Examples, Figures, Result, Score, TableEvaluation, VectorTestOptions
-from xrep.evaluation.reading import existing_folder, folders_with, named, read_columns
+from xrep.evaluation.reading import existing_folder, folders_with, named, read_bitext, read_columns
 from xrep.metrics.bootstrap import resampled_means
 from xrep.retrieval.in_memory import neighbours
 from xrep.retrieval.margins import Margin, apply_margin, check_neighbours, neighbour_means
-from xrep.text.examples import orient, read_pairs
-from xrep.text.find import parse_bitext
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.lines import read_bytes, read_lines
 from xrep.text.records import parse_json
@@ -162,8 +160,8 @@ class XSim(TableEvaluation):
 
 
 def _read_pairs(data: str) -> Examples:
-    bitext = orient(parse_bitext(data))[0]
-    pairs = [(source, target) for _, source, target in read_pairs(bitext) if source.strip() and target.strip()]
+    bitext, rows = read_bitext(data)
+    pairs = list(rows)
     columns = tuple([pair[side] for pair in pairs] for side in range(2))
     return Examples(bitext.name, bitext.languages, columns, files=tuple(map(Path, bitext.paths)))
 
