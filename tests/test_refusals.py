@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shlex
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -247,12 +246,7 @@ eval tatoeba ... --json tat/tatoeba.deu-eng.deu | --json is the same file as --d
 eval tatoeba ... --cache de.txt              | de.txt: is a file already
 eval tatoeba ... --random-baseline -1        | --random-baseline: must be at least 0, not -1
 eval alignment ... --random-baseline --every-checkpoint | --every-checkpoint with --random-baseline; measure one
-eval tatoeba ... --path vectors --precision int8 | --precision of vectors that another system computed; leave it out
 eval translation ... --data mt.{lang} --langs de | enc: a sentence encoder, not a translation model
-eval translation --path nmt --data mt.{lang} --json mt.de | --json is the same file as --data
-eval translation --path nmt --data de-en.{lang} --save-translations . | --save-translations would replace this file
-eval translation --path nmt --data zh/{lang}.txt | zh/zho_Hant.txt: is of the same language as zh/zho_Hans.txt; leave zh
-eval language-bias ... --data zh/{lang}.txt   | zh/zho_Hant.txt: is of the same language as zh/zho_Hans.txt; leave zh
 eval language-bias ... --data mt.{lang} --sentences 1 | fewer than 2 sentences
 eval scatter ... --data mt.{lang} --plot o.png --seed -1 | --seed: must lie in [0, 4294967295], not -1
 eval alignment ... --data de-en=mt.de,mt.en  | 40 pairs, but 1000 and 750 others
@@ -265,9 +259,8 @@ eval xsim ... --data bucc                    | bucc: no devtest files in it; nam
 eval xsim ... --data de-en=pairs.tsv --neighbours 999 | 999 neighbours, but there are 120
 eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; the data has de-en
 eval bucc ... --data bucc --oracle --threshold 1 | --oracle and --threshold; give one of them
-eval alignment ... --data de-en=pairs.tsv --pairs 3 --true-pairs 3 --json pairs.tsv | --json is the same file as --data
 eval xsim ... --data de-en=mt.de,mt.en@9      | mt.de: pairs are not sampled here; leave out @9
-eval alignment ... --data de-en=mt.zip --pairs 3 --true-pairs 3 --json mt.zip | --json is the same file as --data
+eval tatoeba ... --path vectors --precision int8 | --precision of vectors that another system computed; leave it out
 eval nli ... --data sts                      | sts/sts-test.csv: holds triplets without labels
 eval senteval ... --data dir                 | dir: none of SentEval's sets is in it; name the folder of
 eval xnli ... --data dir                     | dir: no labelled text; name a file, or a folder of files that
@@ -331,8 +324,6 @@ def _inputs(folder: Path) -> None:
         "ragged.tsv": ["a\tb", "c\td", "e"], "wide.tsv": ["a\tb\tc"],
         "broken.yaml": ["task: ["], "twice.yaml": ["task: bitext", "seed: 1", "seed: 2"], "list.yaml": ["[1]"],
         "parts.yaml": ["parts:"], "one.de": german[:1],
-        "de-en.de": german, "de-en.en": english,
-        **{f"zh/{code}.txt": german for code in ("en", "zho_Hans", "zho_Hant")},
         "r.yaml": ["task: {name: bitext, data: bin}", "criterion: {name: translation_ranking}"],
         "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
         "swapped/train-de.tsv": [f"{one}\t{'ab'[i % 2]}" for i, one in enumerate(german)],
@@ -347,9 +338,6 @@ def _inputs(folder: Path) -> None:
     }  # fmt: skip
     for name, lines in texts.items():
         write_lines(folder / name, lines)
-    with zipfile.ZipFile(folder / "mt.zip", "w") as archive:
-        for name in ("mt.de", "mt.en"):
-            archive.write(folder / name, name)
     (folder / "latin.txt").write_bytes("Haus\nbrücke\n".encode("latin1"))
     (folder / "truncated.tsv.gz").write_bytes(gzip.compress(os.urandom(2000).hex().encode())[:500])
     draw = np.random.default_rng(0)

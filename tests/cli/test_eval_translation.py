@@ -103,6 +103,18 @@ def test_averaged_checkpoints_and_all_languages(data, given, cli, measure):
     assert found["overlap"]["found"] == 20  # the hashes were copied
 
 
+@pytest.mark.parametrize(("line", "message"), [
+    ("--data de-en.{lang} --json de-en.de", "--json is the same file as --data"),
+    ("--data de-en.{lang} --save-translations .", "de-en.en: --save-translations would replace this file"),
+    ("--data zh/{lang}.txt", "zh/zho_Hant.txt: is of the same language as zh/zho_Hans.txt; leave zh out of --langs"),
+])  # fmt: skip
+def test_no_text_is_replaced_or_left_out(given: list[object], cli: Commands, line: str, message: str) -> None:
+    for name in ("de-en.de", "de-en.en", "zh/en.txt", "zh/zho_Hans.txt", "zh/zho_Hant.txt"):
+        write_lines(cli.folder / name, ENGLISH[:3])
+    done = cli("eval", "translation", *given[:2], *line.split())
+    assert done.code == 2 and message in done.err and not [name for name in done.wrote if name.startswith("de-en")]
+
+
 def test_long_sentences_are_told_and_known_ones_need_others(given: list[object], cli: Commands) -> None:
     for side, language in enumerate(("de", "en")):
         lines = [pair[side] for pair in sentence_pairs(3)]

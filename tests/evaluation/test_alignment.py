@@ -1,4 +1,5 @@
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,15 @@ def write_parallel(folder: Path, count: int) -> tuple[str, list[tuple[str, str]]
     pairs = sentence_pairs(count)
     lines = ["", *(f"{german}\t{english}" for german, english in pairs)]  # a blank line is not a pair
     return f"de-en={write(folder / 'pairs.tsv', lines)}", pairs
+
+
+def test_no_result_replaces_the_archive_of_its_data(tmp_path: Path, cli: Commands) -> None:
+    with zipfile.ZipFile(cli.folder / "pairs.zip", "w") as archive:
+        for side, language in enumerate(("de", "en")):
+            archive.writestr(f"pairs.{language}", "".join(f"{pair[side]}\n" for pair in sentence_pairs(9)))
+    line = "--data de-en=pairs.zip --pairs 9 --true-pairs 9 --json pairs.zip"
+    done = cli("eval", "alignment", *line.split())
+    assert done.code == 2 and "--json is the same file as --data" in done.err
 
 
 def read(data: str, **options: object) -> Examples:

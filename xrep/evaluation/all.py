@@ -149,6 +149,7 @@ def _pictures(folder: str, trained: Sequence[str], batch_tokens: int) -> dict[st
     # A seventh stay translations, and three sevenths are replaced by sentences of the last three.
     pairs, replaced = len(first) * 4 // 7, len(first) * 3 // 7
     data = f"{languages[0]}-en={','.join(map(str, first.files))}"
-    sizes = {"pairs": pairs, "true_pairs": pairs - replaced, "batch_tokens": batch_tokens}
-    alignment = Alignment.Config(data=data, **sizes, every_checkpoint=True)
+    alignment = Alignment.Config(
+        data=data, pairs=pairs, true_pairs=pairs - replaced, batch_tokens=batch_tokens, every_checkpoint=True
+    )
     return {"scatter": ("scatter", scatter), _CHECKPOINTS: ("alignment", alignment)}
