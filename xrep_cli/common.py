@@ -190,8 +190,8 @@ def check_text(files: Sequence[str], lang: str | None, **options: Any) -> None:
 
 
 def aligned_text(spec: str) -> Any:
-    """Return parallel text that will be read several times, after printing how its columns are read if that is
-    another order than its name says. Raises UserError if it is a sample, or a pipe."""
+    """Return parallel text that will be read several times, after printing what ``orient`` says about its sides.
+    Raises UserError if it is a sample, or a pipe."""
     from xrep.text.examples import orient
     from xrep.text.find import parse_bitext
 

@@ -90,6 +90,7 @@ def mine_pairs(options: Mining) -> None:
             raise UserError(f"no {side}", cure=f"give `{side}` FILE with `path`, or `{side}_vectors` FILE.npy")
         if vectors is None and options.path is None:
             raise UserError(f"no encoder for {text}", cure=f"give `path` or `{side}_vectors`")
+        common.check_text([text] if text else [], lang)
         sides[side] = Text(name=side, lang=lang, text=text, vectors=vectors)
     trusted = _trusted(options) if options.trusted else None
     if trusted and options.path is None:

@@ -54,6 +54,12 @@ def expected_rows(folder: Path, margin: str = "ratio") -> dict[tuple[str, str], 
     return {(str(i + 1), str(j + 1)): score for (i, j), score in plain_margins.pairs(x, y, 4, margin, "max").items()}
 
 
+def test_a_text_that_is_missing_is_named_before_an_encoder_is_read(mine, tmp_path):
+    write_lines(tmp_path / "de.txt", GERMAN)
+    refused = mine("--path no-encoder --source de.txt --target nowhere.txt --output mined.tsv")
+    assert refused.code == 2 and "nowhere.txt: no such file" in refused.err
+
+
 @pytest.mark.slow
 def test_planted_pairs_are_found_with_the_scores_of_the_definition(planted, mine, tmp_path):
     done = mine(f"{VECTORS} mined.tsv {ALL} --json summary.json")

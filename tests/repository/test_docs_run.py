@@ -32,6 +32,8 @@ WRITTEN = {
         "runs/grouped/best",
         "runs/angle/best",
         "runs/guided/best",
+        "runs/translator-frozen/best",
+        "translated.en",
         "runs/labels/best/model.safetensors",
     ],
     "decoders": ["vectors.npy", "index/manifest.json", "my-decoder/modules.json"],

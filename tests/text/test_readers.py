@@ -65,7 +65,17 @@ def test_columns_are_found_whatever_the_name(tmp_path, name, english_first):
     assert [row[1:] for row in read_pairs(bitext)] == expected
     assert (note is None) == (english_first == (name == "en-de"))
     given = parse_bitext(f"{name}={tmp_path}/x.tsv:1,2")
-    assert orient(given) == (given, None)
+    is_swapped = english_first != (name == "en-de")
+    english = 1 if english_first else 2
+    warning = f"{tmp_path}/x.tsv: column {english} looks like English, but is read as de; are both swapped?"
+    assert orient(given) == (given, warning if is_swapped else None)
+
+
+def test_files_that_seem_to_be_swapped_are_read_as_named_with_a_warning(tmp_path):
+    german, english = (str(write(tmp_path / f"x.{name}", text)) for name, text in (("de", GERMAN), ("en", ENGLISH)))
+    right, swapped = parse_bitext(f"de-en={german},{english}"), parse_bitext(f"de-en={english},{german}")
+    assert orient(right) == (right, None)
+    assert orient(swapped) == (swapped, f"{english}: looks like English, but is read as de; are the two files swapped?")
 
 
 def test_an_empty_line_is_no_pair(tmp_path):

@@ -30,9 +30,9 @@ class TranslationTask(BitextTask):
     @dataclass(kw_only=True)
     class Config(BitextTask.Config):
         direction: Literal["forward", "reverse", "both"] = "forward"
-        """Direction of translation. forward: as pairs are named, for example from German into English for de-en.
-        reverse: the opposite, for example to translate from English. both: every pair in both directions, at two
-        different places of an epoch."""
+        """Direction of translation. forward: into English if that is one of the two languages, also where the pair is
+        named en-de, or else from the first language of the name into the second. reverse: the opposite, for example to
+        translate from English. both: every pair in both directions, at two different places of an epoch."""
         max_tokens: Count | None = 4096
         """Maximum number of tokens in a batch of one rank, counted for each side, special tokens included; a batch
         takes as many of the next pairs as fit. Padding does not count (fairseq counts it), but pairs that would be

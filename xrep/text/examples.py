@@ -184,32 +184,47 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
     """Choose the files of an archive, and swap the columns of a TSV file if they are in the opposite order to the
     languages in its name.
 
-    ``deu-eng.tsv`` of manythings.org, for example, has English first. The columns are swapped only if one language is
-    English and the first 1,000 rows show clearly that it is in the other column. Columns given by the user are kept.
+    ``deu-eng.tsv`` of manythings.org, for example, has English first. Sides seem swapped only if one language is
+    English and the first 1,000 rows show clearly that it is on the other side. Columns and files that the user named
+    are kept.
 
     Raises:
         UserError: As ``read_pairs``, and if the file is a pipe or device, which cannot be read again.
 
     Returns:
-        The bitext to read, and one line of text for the user if the columns were swapped (else None).
+        The bitext to read, and one line of text for the user if the columns were swapped or the sides that the user
+        named seem to be (else None).
     """
     if len(bitext.paths) == 1 and bitext.paths[0].endswith(".zip"):
         members = members_of(bitext.paths[0], bitext.languages)
         bitext = replace(bitext, paths=members, columns=columns_of_pairs(members))
-    if bitext.columns is None or bitext.columns_given or bitext.languages[1] != "en":
+    path, source = bitext.paths[0], bitext.languages[0]
+    is_named = bitext.columns_given or len(bitext.paths) == 2
+    if (bitext.columns is None and not is_named) or bitext.languages[1] != "en":
         return bitext, None
-    if is_stream(bitext.paths[0]):
+    if any(map(is_stream, bitext.paths)):
+        if is_named:
+            return bitext, None
         problem = "its columns cannot be recognised, because a pipe or device is read only once"
-        raise UserError(problem, path=bitext.paths[0], cure="name the columns (FILE:2,1), or copy it to a file")
+        raise UserError(problem, path=path, cure="name the columns (FILE:2,1), or copy it to a file")
+    if not _seems_swapped(bitext):
+        return bitext, None
+    if bitext.columns is None:
+        return bitext, f"{path}: looks like English, but is read as {source}; are the two files swapped?"
+    english, other = bitext.columns[0] + 1, bitext.columns[1] + 1
+    if is_named:
+        return bitext, f"{path}: column {english} looks like English, but is read as {source}; are both swapped?"
+    note = f"{path}: column {english} is English, so column {other} is read as {source}"
+    return replace(bitext, columns=(other - 1, english - 1)), note
+
+
+def _seems_swapped(bitext: Bitext) -> bool:
+    """Return whether the first rows have English clearly on the source side."""
     rows = list(itertools.islice(read_pairs(bitext), 1000))
     in_source, words = count_english_words(source for _, source, _ in rows)
     in_target, others = count_english_words(target for _, _, target in rows)
     share = in_source / max(1, words)
-    if in_source < 3 or share < 0.02 or share < 4 * in_target / max(1, others):
-        return bitext, None
-    english, other = bitext.columns[0] + 1, bitext.columns[1] + 1
-    note = f"{bitext.paths[0]}: column {english} is English, so column {other} is read as {bitext.languages[0]}"
-    return replace(bitext, columns=(bitext.columns[1], bitext.columns[0])), note
+    return in_source >= 3 and share >= 0.02 and share >= 4 * in_target / max(1, others)
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------

@@ -23,8 +23,9 @@ class TrainerOptions:
     max_minutes: Positive | None = None
     """Minutes of training and validation after which training ends; the learning rate decays towards that time."""
     clock: Literal["wall", "cpu"] = "wall"
-    """What the minutes are: wall: those of the clock; cpu: the time that this process keeps processors busy (on
-    several ranks the first one), so that comparisons in equal minutes do not depend on what else a machine does."""
+    """What the minutes are, also those that are said to be left: wall: those of the clock; cpu: the time that this
+    process keeps processors busy (on several ranks the first one), so that comparisons in equal minutes do not depend
+    on what else a machine does."""
     update_freq: Count = 1
     """Number of batches whose gradients are accumulated for one step."""
     micro_batch: Count | None = None
