@@ -100,7 +100,7 @@ def test_runs_are_compared(two_runs: tuple[Path, Path], tmp_path: Path, cli: Com
     assert row[1] == "" and row[2].endswith("step 6")
     # Data, summary, launches and versions.
     assert ["train de-en", "600"] in [row[:2] for row in page.rows] and f"{run}" in page.text
-    assert "Cleaning, all files together: 7" in page.text
+    assert "moco, ranking" in page.text and "Cleaning, all files together: 7" in page.text
     (row,) = [row for row in page.rows if row[0].startswith("moco") and "180" in row]
     assert row[1:4] == ["dual_moco", "6", "180"]
     (launch,) = [row for row in page.rows if row[:2] == ["moco", "0 to 6"]]
