@@ -139,7 +139,8 @@ def _write_checkpoint(
         folder = Path(name)
         if checkpoint is None:
             encoder = encoder or SentenceEncoder.load(path, device="cpu")
-            path, model, text, identity = Path(encoder.path), encoder.model, encoder.text, encoder.fingerprint
+            path, model, identity = Path(encoder.path), encoder.model, encoder.fingerprint
+            text = encoder.text if encoder.text.languages else replace(encoder.text, source_languages=encoder.languages)
             options = replace(model.config, encoder=None, source_encoder=None, target_encoder=None)
             config = to_yaml({"model": {"name": "dual_encoder", **asdict(options)}})
             save, kept = partial(save_tokenizers, encoder.tokenizers), [path / PROMPTS]
