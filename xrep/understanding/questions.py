@@ -142,7 +142,7 @@ class QuestionAnsweringTask(AnnotatedTask):
         max_length: Annotated[int, "[8, inf)"] = 384
         """Maximum length of a question with a window of its text in subwords, special tokens included."""
         stride: Count = STRIDE
-        """Number of subwords by which a window begins after the one before it; half a window where windows are shorter."""
+        """Number of subwords by which a window begins after the one before it; half a window if windows are shorter."""
         max_question: Count = MAX_QUESTION
         """Number of subwords of a question that are read."""
 
