@@ -77,8 +77,9 @@ def export_path(
         becomes = "smaller" if options.vocabulary_from else format
         raise UserError(f"in int8, which cannot become {becomes}", path=path, cure="export the original, or to xrep")
     is_encoder = checkpoint is None or issubclass(model_class(checkpoint.path) or SentenceModel, SentenceModel)
-    if options.vocabulary_from and not is_encoder:
-        raise UserError("`vocabulary_from` is for sentence encoders", path=path, cure="leave it out")
+    for name, given in (("vocabulary_from", options.vocabulary_from), ("layer", layer is not None)):
+        if given and not is_encoder:
+            raise UserError(f"`{name}` is for sentence encoders", path=path, cure="leave it out")
     if (format == "xrep" or format == "int8") and not options.vocabulary_from:
         return _write_checkpoint(path, checkpoint, None, directory, format, **facts)
     if format == "ctranslate2":
