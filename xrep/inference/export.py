@@ -71,7 +71,7 @@ def export_path(
     checkpoint, facts = None, {"license": options.license, "results": options.results}
     if average is not None:
         checkpoint = average_last(path, average)
-    elif (format == "xrep" and not options.vocabulary_from) or Path(path, MANIFEST).is_file():
+    elif Path(path, MANIFEST).is_file():
         checkpoint = open_checkpoint(path)
     if checkpoint is not None and checkpoint.is_quantised and (format != "xrep" or options.vocabulary_from):
         becomes = "smaller" if options.vocabulary_from else format
