@@ -218,7 +218,7 @@ class Serve(common.Device):
     path: common.EncoderPath | None = None
     """The encoder, if it is no longer where it was when the index was built."""
     pairs: common.InputFile | None = None
-    """Pairs that xrep-mine wrote (score<TAB>source<TAB>target), of which the first 100,000 are shown side by side."""
+    """Pairs that xrep-mine or xrep-score wrote, of which the best 100,000 are shown side by side."""
     host: Annotated[str, common.Option(metavar="HOST")] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every one of this machine."""
     port: Annotated[int, "[0, 65535]"] = 8000

@@ -14,8 +14,10 @@ from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.encoders import write_encoder
 from tests.support.once import made_once
 from tests.support.planning import token_batch
+from tests.support.translators import write_translator
 from xrep import SentenceEncoder
 from xrep.errors import UserError
+from xrep.inference.export import export_path
 from xrep.models.start import find_start
 
 LANGUAGES = (["de", "es"], ["en"])
@@ -74,6 +76,13 @@ def test_an_export_is_an_encoder_again(two_towers: Path, cli: Commands) -> None:
     with pytest.raises(UserError, match="a: has a tower for each side; name one of its towers, such as .*a/source"):
         find_start(str(cli.folder / "a"))
     assert find_start(str(cli.folder / "a" / "target")).pooling == "mean"
+
+
+@pytest.mark.parametrize("change", [{"layer": 1}, {"vocabulary_from": ["lines.txt"]}])
+def test_what_would_change_nothing_of_a_translator_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    path = write_translator(tmp_path / "nmt")
+    with pytest.raises(UserError, match=f"nmt: `{next(iter(change))}` is for sentence encoders; leave it out"):
+        export_path(path, tmp_path / "out", "hf", **change)
 
 
 def test_nothing_stays_half_written(shared_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

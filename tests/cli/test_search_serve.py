@@ -32,6 +32,7 @@ def folder(shared_encoder: Path) -> Path:
         lines = write_lines(folder / "lines.en", [english for _, english in PAIRS])
         mined = [[f"1.{9 - n}", german, english] for n, (german, english) in enumerate(PAIRS[:9])]
         mined[8].insert(1, "0.5")  # as xrep-score writes the cosine
+        mined.reverse()  # which keeps the order of the text
         write_lines(folder / "mined.tsv", ["\t".join(columns) for columns in mined])
         write_lines(folder / "wrong.tsv", ["1.2\tein Haus\ta house", "ein Haus\ta house"])
         SearchIndex.build(shared_encoder, lines, folder / "index", device="cpu")

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -76,8 +77,34 @@ def test_every_format_has_one(folder: Path, tmp_path: Path, format: Any) -> None
     assert found["language"] == ["de", "en"] and "license" not in found and "model-index" not in found
 
 
+@pytest.mark.parametrize(("format", "text"), [
+    ("sentence-transformers", None), ("xrep", None), ("xrep", "der Koch\nthe cook\n"),
+])  # fmt: skip
+def test_declared_languages_are_kept(shared_encoder: Path, tmp_path: Path, format: Any, text: str | None) -> None:
+    """Only the card of a directory of another library names its languages."""
+    export_path(shared_encoder, tmp_path / "st", "sentence-transformers")
+    (tmp_path / "lines").write_text(text or "")
+    smaller = {"vocabulary_from": [str(tmp_path / "lines")]} if text else {}
+    export_path(tmp_path / "st", tmp_path / "again", format, **smaller)
+    assert metadata(tmp_path / "again")["language"] == ["de", "en"]
+    first, again = (SentenceEncoder.load(tmp_path / name, device="cpu") for name in ("st", "again"))
+    assert again.languages == ["de", "en"]
+    assert np.array_equal(first.encode(["der Koch"]), again.encode(["der Koch"]))
+
+
+def test_of_several_models_it_has_the_results_of_its_own(folder: Path, tmp_path: Path) -> None:
+    write_encoder(tmp_path / "other", towers="separate", seed=8)
+    run, both = folder / "run" / "best", tmp_path / "both.json"
+    line = ["--path", tmp_path / "other", "--path", run, "--data", folder / "tatoeba", "--langs", "deu", "--json", both]
+    assert xrep_eval(["tatoeba", *map(str, line)]) == 0
+    headline = json.loads(both.read_text())["models"][str(run)]["headline"]
+    SentenceEncoder.load(run, device="cpu").save(tmp_path / "out", results=[both])
+    (model,) = metadata(tmp_path / "out")["model-index"]
+    assert [each["metrics"][0]["value"] for each in model["results"]] == list(headline.values())
+
+
 def test_results_of_another_model_are_refused(results: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    message = "`results` were measured on another model, .*run/best; measure the model that is"
+    message = "t.json: `results` were measured on another model, .*run/best; measure the model that is"
     with pytest.raises(UserError, match=message):
         encoder.save(tmp_path / "out", results=[results])
     with pytest.raises(UserError, match="`license` 'My own licence' is not the identifier of a licence"):

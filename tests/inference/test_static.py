@@ -102,4 +102,6 @@ def test_a_static_encoder_is_not_distilled_again(shared_encoder: Path, tmp_path:
     export_path(shared_encoder, tmp_path / "static", "static")
     with pytest.raises(UserError, match="it is a static encoder; name the encoder that it was made of"):
         export_path(tmp_path / "static", tmp_path / "again", "static")
+    with pytest.raises(UserError, match="int8 is for transformer layers that xrep computes, and this model has none"):
+        export_path(tmp_path / "static", tmp_path / "again", "int8")
     assert not (tmp_path / "again").exists()

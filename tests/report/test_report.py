@@ -16,6 +16,7 @@ from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.once import made_once
 from tests.support.runs import compose_run
+from xrep.report.runs import read_results, read_runs
 from xrep.training.run import train
 
 VOID = {"meta", "wbr", "path", "use", "rect"}
@@ -100,7 +101,7 @@ def test_runs_are_compared(two_runs: tuple[Path, Path], tmp_path: Path, cli: Com
     assert row[1] == "" and row[2].endswith("step 6")
     # Data, summary, launches and versions.
     assert ["train de-en", "600"] in [row[:2] for row in page.rows] and f"{run}" in page.text
-    assert "Cleaning, all files together: 7" in page.text
+    assert "moco, ranking" in page.text and "Cleaning, all files together: 7" in page.text
     (row,) = [row for row in page.rows if row[0].startswith("moco") and "180" in row]
     assert row[1:4] == ["dual_moco", "6", "180"]
     (launch,) = [row for row in page.rows if row[:2] == ["moco", "0 to 6"]]
@@ -165,6 +166,15 @@ def test_damaged_records_are_named_and_names_are_escaped(two_runs, tmp_path, cli
     for place in ("metrics.jsonl:6: a damaged record is left out: it has no 'kind'", "metrics.jsonl:7: ", "half.json"):
         assert f"{run}/{place}" in page.text
     assert page.text.count("a damaged record") == 5 and "Report of run<b>" in page.text
+
+
+def test_the_best_checkpoint_alone_has_the_name_of_a_moved_run(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
+    (run,) = read_runs([shutil.copytree(two_runs[0], tmp_path / "moco", symlinks=True)])
+    for name in ("best", "last", "checkpoint-00000003"):
+        record = {"test": "sts", "model": {"path": f"old/moco/{name}"}, "version": "1", "overlap": None}
+        record |= dict.fromkeys(("values", "headline", "intervals"), {})
+        (run.path / f"{name}.json").write_text(json.dumps(record))
+    assert list(read_results([run], [])["sts"]) == ["moco", "old/moco/checkpoint-00000003", "old/moco/last"]
 
 
 def test_pictures_need_matplotlib(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

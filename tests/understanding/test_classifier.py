@@ -1,5 +1,6 @@
 """Classifiers beside those of transformers with equal weights, in both directions, and their predictions."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,22 @@ def test_the_best_span_is_found_by_trying_all() -> None:
         begin, end = max(scores, key=lambda pair: scores[pair])
         assert best_span(logits, row) == (2 * begin, 2 * end + 2, scores[begin, end])
     assert best_span(np.zeros((5, 2), dtype=np.float32), Row([0] * 5, 4, [0, 0], 0)) is None
+
+
+def test_a_context_of_spaces_has_no_answer(tmp_path: Path) -> None:
+    write_model(tmp_path, "xlm-roberta", "QuestionAnswering")
+    ((text, fields),) = SentenceClassifier.load(tmp_path).predict_lines([("who?", " ")])
+    assert text == "\t0" and json.dumps(fields, allow_nan=False) == '{"answer": "", "start": 0, "score": null}'
+
+
+@pytest.mark.parametrize("changed", [{"id2label": {"0": "LABEL_0"}}, {"problem_type": "multi_label_classification"}])
+def test_scores_are_no_labels(changed: dict[str, Any], tmp_path: Path) -> None:
+    """A cross-encoder that scores pairs would give every text its one label, with a probability of 1."""
+    write_model(tmp_path, "bert", "SequenceClassification")
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | changed), encoding="utf-8")
+    with pytest.raises(UserError, match="its labels are scores of their own .*; give a classifier that chooses one"):
+        SentenceClassifier.load(tmp_path)
 
 
 def test_two_labels_without_names(tmp_path: Path) -> None:

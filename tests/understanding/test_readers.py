@@ -105,6 +105,7 @@ CONLLU = """# text = It doesn't.
     ("x.conllu", CONLLU, [(("It", "does", "n't"), ("PRON", "AUX", "PART"), 2), (("Yes",), ("INTJ",), 8)]),
     ("a.tsv", "de:Kiel\tB-LOC\nde::\tO\n\nde:x\tO\n", [(("Kiel", ":"), ("B-LOC", "O"), 1), (("x",), ("O",), 4)]),
     ("b.txt", "10:30 O\nen: O\n", [(("10:30", "en:"), ("O", "O"), 1)]),
+    ("conll2003.txt", "Kiel NNP I-NP B-LOC\nwins VBZ I-VP O\n", [(("Kiel", "wins"), ("B-LOC", "O"), 1)]),
 ])  # fmt: skip
 def test_tagged_words(name: str, content: str, expected: list[Any], tmp_path: Path) -> None:
     """Ranges and empty nodes of CoNLL-U are skipped, and PAN-X has the language before each word."""

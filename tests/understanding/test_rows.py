@@ -13,7 +13,7 @@ from xrep.understanding.annotated import IGNORED, Reading, batch_of_rows, sequen
 from xrep.understanding.classifier import Annotation
 from xrep.understanding.formats import Answer, Question, TaggedSentence
 from xrep.understanding.labels import ClassificationTask, label_rows
-from xrep.understanding.questions import question_rows
+from xrep.understanding.questions import QuestionAnsweringTask, question_rows
 from xrep.understanding.tags import tag_rows
 
 
@@ -72,10 +72,12 @@ def test_a_space_does_not_stand_for_a_word(tmp_path: Path) -> None:
     assert [token for token, tag in zip(row.ids, row.labels, strict=True) if tag != IGNORED] == first
 
 
-def test_every_window_knows_its_answer(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("stride", [9, 128])
+def test_every_window_knows_its_answer(tokenizer: Tokenizer, stride: int) -> None:
+    """Windows overlap, also where the stride is longer than they are."""
     context = "der Koch singt im Haus. " * 8 + "die Ärztin wohnt in Köln. " + "der Maler lacht laut. " * 8
     question = Question("wo?", context, (Answer("Köln", context.index("Köln")),))
-    rows = list(question_rows([question], Reading(tokenizer, 40, {"stride": 9, "max_question": 5})))
+    rows = list(question_rows([question], Reading(tokenizer, 40, {"stride": stride, "max_question": 5})))
     with_answer = [row for row in rows if row.labels != [0, 0]]
     assert len(rows) > 5 and with_answer and len(with_answer) < len(rows)
     covered = set[int]()
@@ -87,6 +89,14 @@ def test_every_window_knows_its_answer(tokenizer: Tokenizer) -> None:
     for row in with_answer:
         begin, end = (row.spans[place - row.first] for place in row.labels)
         assert "Köln" in context[begin[0] : end[1]] and len(context[begin[0] : end[1]].strip()) <= len("Köln.")
+
+
+def test_a_question_whose_answer_is_not_where_the_file_says_teaches_nothing(tokenizer: Tokenizer) -> None:
+    """Its rows would teach that it has no answer. Of one without answers that is what they shall teach."""
+    answers = (Answer("Köln", 3),), (), (Answer("Köln", 3), Answer("Köln", 10))
+    questions = [Question("wo?", "der Koch. Köln", own) for own in answers]
+    none, answered = QuestionAnsweringTask.rows(questions, Reading(tokenizer, 40))
+    assert none.labels == [0, 0] and answered.labels != [0, 0]
 
 
 def test_a_question_without_room_is_refused(tokenizer: Tokenizer) -> None:

@@ -41,7 +41,7 @@ def write_encoder(encoder: Any, directory: Path, format: Format, address: str, *
         write_card(
             aside,
             ("transformers", "feature-extraction") if format == "hf" else (format, "sentence-similarity"),
-            text.languages,
+            encoder.languages,
             [] if is_graph else model.encoders.values(),
             **card,
             name=Path(address).name,

@@ -71,14 +71,15 @@ def export_path(
     checkpoint, facts = None, {"license": options.license, "results": options.results}
     if average is not None:
         checkpoint = average_last(path, average)
-    elif (format == "xrep" and not options.vocabulary_from) or Path(path, MANIFEST).is_file():
+    elif Path(path, MANIFEST).is_file():
         checkpoint = open_checkpoint(path)
     if checkpoint is not None and checkpoint.is_quantised and (format != "xrep" or options.vocabulary_from):
         becomes = "smaller" if options.vocabulary_from else format
         raise UserError(f"in int8, which cannot become {becomes}", path=path, cure="export the original, or to xrep")
     is_encoder = checkpoint is None or issubclass(model_class(checkpoint.path) or SentenceModel, SentenceModel)
-    if options.vocabulary_from and not is_encoder:
-        raise UserError("`vocabulary_from` is for sentence encoders", path=path, cure="leave it out")
+    for name, given in (("vocabulary_from", options.vocabulary_from), ("layer", layer is not None)):
+        if given and not is_encoder:
+            raise UserError(f"`{name}` is for sentence encoders", path=path, cure="leave it out")
     if (format == "xrep" or format == "int8") and not options.vocabulary_from:
         return _write_checkpoint(path, checkpoint, None, directory, format, **facts)
     if format == "ctranslate2":
@@ -139,7 +140,8 @@ def _write_checkpoint(
         folder = Path(name)
         if checkpoint is None:
             encoder = encoder or SentenceEncoder.load(path, device="cpu")
-            path, model, text, identity = Path(encoder.path), encoder.model, encoder.text, encoder.fingerprint
+            path, model, identity = Path(encoder.path), encoder.model, encoder.fingerprint
+            text = encoder.text if encoder.text.languages else replace(encoder.text, source_languages=encoder.languages)
             options = replace(model.config, encoder=None, source_encoder=None, target_encoder=None)
             config = to_yaml({"model": {"name": "dual_encoder", **asdict(options)}})
             save, kept = partial(save_tokenizers, encoder.tokenizers), [path / PROMPTS]

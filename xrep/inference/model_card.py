@@ -71,27 +71,28 @@ def write_card(
 
 
 def check_card(fingerprint: Callable[[], str], license: str | None, results: Sequence[str | Path]) -> list[Any]:
-    """Return the results on a card, which a caller may do before the work. Raises UserError if the licence is no
-    identifier, a file has no results, or they are of a model with another fingerprint."""
+    """Return the results on a card, which a caller may do before the work: of files with several models those of the
+    model with this fingerprint. Raises UserError if the licence is no identifier, or a file has no results of it."""
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
         problem = f"`license` {license!r} is not the identifier of a licence"
         raise UserError(problem, cure="give one of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other")
-    measured = [result for file in results for result in _results_in(Path(file))]
-    exported = fingerprint() if measured else ""
-    if others := {str(model["path"]) for model, _ in measured if model["fingerprint"] != exported}:
-        problem = f"`results` were measured on another model, {', '.join(sorted(others))}"
-        raise UserError(problem, cure="measure the model that is exported")
-    return [result for _, result in measured]
+    exported, own = fingerprint() if results else "", list[Any]()
+    for file in results:
+        measured = list(_results_in(Path(file)))
+        found = [result for model, result in measured if model["fingerprint"] == exported]
+        if not found:
+            others = ", ".join(sorted({str(model["path"]) for model, _ in measured}))
+            problem = f"`results` were measured on another model, {others}"
+            raise UserError(problem, path=file, cure="measure the model that is exported")
+        own += found
+    return own
 
 
 def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], Any]]:
     """Yield the headline figures in a file, as the Hub's ``EvalResult``, each with the model that was measured."""
     from huggingface_hub import EvalResult
 
-    content = read_json(path)
-    values: Any = content.get("values")
-    several = isinstance(values, dict) and "results" in values  # by ``xrep-eval all`` or ``xtreme``
-    for record in values["results"].values() if several else [content]:
+    for record in _records_of(read_json(path)):
         if not isinstance(record, dict) or not {"test", "headline", "model", "settings"} <= record.keys():
             raise UserError("no results of an evaluation in it", path=path, cure="name what xrep-eval wrote as JSON")
         test = record["test"]
@@ -107,6 +108,17 @@ def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], Any]]:
                 metric_value=value,
             )
             yield record["model"], result
+
+
+def _records_of(content: Any) -> Iterator[Any]:
+    """Yield the record of each model and test in what ``xrep-eval`` wrote: of several models, of ``all``, of
+    ``xtreme``, or of one test."""
+    for key, inside in (("models", content), ("results", content.get("values"))):
+        if isinstance(inside, dict) and isinstance(inside.get(key), dict):
+            for each in filter(lambda each: isinstance(each, dict), inside[key].values()):
+                yield from _records_of(each)
+            return
+    yield content
 
 
 def _training_files(path: str | Path) -> Iterator[dict[str, str]]:

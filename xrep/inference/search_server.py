@@ -10,7 +10,9 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from heapq import nlargest
+from itertools import starmap
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -70,17 +72,18 @@ class Facts:
 
 
 def read_mined(path: str | Path) -> list[ShownPair]:
-    """Return the first pairs of a file that xrep-mine or xrep-score wrote. Raises UserError if a line is no score and
+    """Return the best pairs of a file that xrep-mine or xrep-score wrote. Raises UserError if a line is no score and
     two texts."""
-    pairs = []
-    for number, line in islice(read_lines(path), MOST_PAIRS):
+
+    def pair(number: int, line: str) -> ShownPair:
         try:
-            score, *_, source, target = line.rstrip("\n").split("\t")  # xrep-score writes the cosine, too
-            pairs.append(ShownPair(float(score), source, target))
+            score, *_, source, target = line.split("\t")  # xrep-score writes the cosine, too
+            return ShownPair(float(score), source, target)
         except ValueError:
             problem, cure = "a line is not score<TAB>source<TAB>target", "name a file of xrep-mine or xrep-score"
             raise UserError(problem, path=path, line=number, cure=cure) from None
-    return pairs
+
+    return nlargest(MOST_PAIRS, starmap(pair, read_lines(path)), key=attrgetter("score"))
 
 
 def application(index: SearchIndex, pairs: Sequence[ShownPair] = (), hosts: Sequence[str] = HOSTS) -> FastAPI:

@@ -90,8 +90,8 @@ def quantise_layers(module: nn.Module) -> None:
     """
     layers = [part for part in module.modules() if isinstance(part, TransformerLayer)]
     if not layers:
-        problem = "an encoder of another library, which does not compute in int8 here"
-        raise UserError(problem, cure="choose the precision float32 or bfloat16")
+        problem = "int8 is for transformer layers that xrep computes, and this model has none"
+        raise UserError(problem, cure="leave it in float32 or bfloat16")
     for owner in [part for layer in layers for part in layer.modules()]:
         for name, child in owner.named_children():
             if isinstance(child, Linear):

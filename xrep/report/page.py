@@ -157,19 +157,19 @@ def _data(runs: Sequence[Run]) -> list[Block]:
     for run in runs:
         for part, facts in run.data.items():
             found.setdefault(json.dumps(facts), []).append(f"{run.name} {part}".strip())
-    for facts, names in ((json.loads(text), names) for text, names in found.items()):
+    for facts, having in ((json.loads(text), names) for text, names in found.items()):
         rows = [["split", "rows", "subwords", "mean length"]]
         for split, corpora in facts.get("splits", {}).items():
             for corpus in corpora:
                 count, tokens = corpus["rows"], corpus["tokens"]
-                names = corpus.get("languages") or list(tokens)
+                sides = corpus.get("languages") or list(tokens)
                 mean = sum(tokens.values()) / max(1, count * len(tokens))
-                sides = ", ".join(f"{name} {number:,}" for name, number in zip(names, tokens.values(), strict=True))
-                rows.append([f"{split} {'-'.join(names)}", f"{count:,}", sides, f"{mean:.1f}"])
+                subwords = ", ".join(f"{side} {number:,}" for side, number in zip(sides, tokens.values(), strict=True))
+                rows.append([f"{split} {'-'.join(sides)}", f"{count:,}", subwords, f"{mean:.1f}"])
         steps = sum(map(Counter, facts.get("cleaning", {}).values()), Counter[str]())
         counted = ", ".join(f"{count:,} {step}" for step, count in steps.items())
         note = f"Cleaning, all files together: {counted}." if counted else ""
-        blocks.append({"heading": ", ".join(names), "rows": rows, "note": note})
+        blocks.append({"heading": ", ".join(having), "rows": rows, "note": note})
     return blocks
 
 

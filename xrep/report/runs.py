@@ -137,5 +137,5 @@ def _model_name(record: Mapping[str, Any], runs: Sequence[Run], inside: Run | No
     for run in runs:
         if path.resolve() in (run.path.resolve(), (run.path / "best").resolve()):
             return run.name
-    has_moved = inside and inside.path.name in (path.name, path.parent.name) and path.name[:10] != "checkpoint"
-    return inside.name if inside and has_moved else str(path)
+    run_path = path.parent if path.name == "best" else path
+    return inside.name if inside and run_path.name == inside.path.name else str(path)

@@ -38,6 +38,7 @@ from xrep.understanding.classifier import Annotation, Classifier
 
 IGNORED = -100
 """Label of tokens whose label is not predicted."""
+_ROWS_VERSION = 2  # version of how rows are made; cached rows of another version are built again
 
 
 class Row(NamedTuple):
@@ -189,7 +190,7 @@ class AnnotatedTask(TableTask):
         options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
         data = build(
             "annotated rows",
-            [self.kind, options, seed if config.dev_share else None],
+            [_ROWS_VERSION, self.kind, options, seed if config.dev_share else None],
             [path for own in self._files.values() for file in own for path in file.paths],
             self._fill,
             given_tokenizers(config.tokenizer, tokenizers or {}, shared=True),

@@ -31,6 +31,8 @@ _FAMILIES = {"bert": ("Bert", "bert."), "xlm-roberta": ("XLMRoberta", "roberta."
 tensors."""
 _TWO_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}
 """The labels of a classifier of transformers whose configuration names none."""
+_ONE_OF_SEVERAL = "single_label_classification"
+"""What transformers calls the problem of these classifiers; a configuration need not name it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +156,7 @@ class Classifier(Model):
         if annotation.labels:
             config["id2label"] = {str(number): label for number, label in enumerate(annotation.labels)}
             config["label2id"] = {label: number for number, label in enumerate(annotation.labels)}
-            config["problem_type"] = "single_label_classification"
+            config["problem_type"] = _ONE_OF_SEVERAL
         named = {prefix + key: tensor for key, tensor in tensors.items()}
         for ours, theirs in _layers(family, annotation).items():
             named |= {f"{theirs}.{part}": own.float() for part, own in self.get_submodule(ours).state_dict().items()}
@@ -183,6 +185,9 @@ def load_classifier(directory: Path) -> tuple[Classifier, Tokenizers]:
     except (KeyError, TypeError):
         problem = "id2label does not name its labels by 0, 1 and so on"
         raise UserError(problem, path=path, cure="write them so") from None
+    if kind == "label" and (len(annotation.labels) < 2 or config.get("problem_type") not in (None, _ONE_OF_SEVERAL)):
+        problem = "its labels are scores of their own (regression, or several labels at once)"
+        raise UserError(problem, path=path, cure="give a classifier that chooses one of several labels")
     tokenizers, options = {SHARED: open_tokenizer(directory)}, Classifier.Config(encoder=str(directory))
     text = text_spec(tokenizers, options.starts[SHARED].max_length, facts=annotation.facts())
     model, weights = Classifier(options, text), Weights(directory)

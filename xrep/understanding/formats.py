@@ -3,8 +3,9 @@
 Tags are parts of speech in CoNLL-U (Universal Dependencies), or entities as in PAN-X (WikiAnn). A ``.conllu`` file has
 ten columns, of which the second is the word and the fourth the part of speech (UPOS). Lines of multi-word tokens
 (``3-4``) and of empty nodes (``5.1``) are skipped, as in XTREME. A ``.tsv`` or ``.txt`` file has a word and a tag on
-each line, separated by a tab or, if there is none, by the last space; the word may have the prefix of its language
-(``en:Paris``), as in the files of WikiAnn. Empty lines separate sentences in both.
+each line, the first and the last of its columns, which are separated by tabs or, if there are none, by spaces (CoNLL
+2003); the word may have the prefix of its language (``en:Paris``), as in the files of WikiAnn. Empty lines separate
+sentences in both.
 
 Questions are in the JSON of SQuAD (Rajpurkar et al., 2016): XQuAD, MLQA, TyDiQA-GoldP.
 
@@ -96,7 +97,7 @@ def _tagged_word(line: str, path: Path, number: int) -> tuple[str, str]:
 
 
 def _split(line: str) -> list[str]:
-    return line.split("\t") if "\t" in line else line.rsplit(" ", 1)
+    return line.split("\t" if "\t" in line else " ")
 
 
 class TaggedText(TextFormat):

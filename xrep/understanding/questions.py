@@ -45,8 +45,9 @@ _IDEOGRAPH = re.compile("[\u4e00-\u9fa5]")
 
 
 def question_rows(questions: Iterable[Question], reading: Reading) -> Iterator[Row]:
-    """Yield a row for each window of each context: [CLS] question [SEP] window [SEP]. Raises UserError if there is no
-    room for a window."""
+    """Yield a row for each window of each context: [CLS] question [SEP] window [SEP]. A window begins ``stride`` tokens
+    after the one before it or, if that is not before its end, in its middle. Raises UserError if there is no room for a
+    window."""
     tokenizer, max_length, options = reading.tokenizer, reading.max_length, reading.options
     stride, most = int(options.get("stride", STRIDE)), int(options.get("max_question", MAX_QUESTION))
     context, ids, spans = "", list[int](), list[tuple[int, int]]()
@@ -60,12 +61,19 @@ def question_rows(questions: Iterable[Question], reading: Reading) -> Iterator[R
             if room < 1:
                 problem = f"no room for a context beside a question of {min(len(asked), most)} subwords"
                 raise UserError(problem, cure="raise `max_length`, or lower `max_question`")
-            answer = _tokens_of(question, spans)
-            for begin in range(0, max(1, len(ids) - room + stride), stride):
+            answer, step = _tokens_of(question, spans), stride if stride < room else (room + 1) // 2
+            for begin in range(0, max(1, len(ids) - room + step), step):
                 window = slice(begin, begin + room)
                 inside = answer is not None and begin <= answer[0] and answer[1] < begin + room
                 places = [token - begin + first for token in answer] if answer and inside else [0, 0]
                 yield Row([*front[:first], *ids[window], reading.vocabulary.end], first, places, number, spans[window])
+
+
+def training_rows(questions: Iterable[Question], reading: Reading) -> Iterator[Row]:
+    """Yield the rows of the questions to train on: not of those whose answers are not where the file says, because rows
+    without an answer teach that there is none."""
+    known = (own for own in questions if own.spans or not any(answer.text for answer in own.answers))
+    return question_rows(known, reading)
 
 
 def _tokens_of(question: Question, spans: list[tuple[int, int]]) -> tuple[int, int] | None:
@@ -119,7 +127,7 @@ class QuestionAnsweringTask(AnnotatedTask):
 
     kind, gives = "span", QUESTIONS
     what, forms = "questions", ".json"
-    accepts, read, rows = staticmethod(QuestionText.accepts), staticmethod(read_questions), staticmethod(question_rows)
+    accepts, read, rows = staticmethod(QuestionText.accepts), staticmethod(read_questions), staticmethod(training_rows)
     labels, texts = staticmethod(lambda example: ()), attrgetter("texts")
 
     @staticmethod
@@ -134,7 +142,7 @@ class QuestionAnsweringTask(AnnotatedTask):
         max_length: Annotated[int, "[8, inf)"] = 384
         """Maximum length of a question with a window of its text in subwords, special tokens included."""
         stride: Count = STRIDE
-        """Number of subwords by which a window begins after the one before it."""
+        """Number of subwords by which a window begins after the one before it; half a window if windows are shorter."""
         max_question: Count = MAX_QUESTION
         """Number of subwords of a question that are read."""
 

@@ -34,7 +34,8 @@ CANDIDATES, MAX_ANSWER = 20, 30
 
 @dataclass(frozen=True)
 class FoundAnswer:
-    """The best answer in a context: characters ``start`` to ``start + len(text)``, and the sum of its two logits."""
+    """The best answer in a context: characters ``start`` to ``start + len(text)``, and the sum of its two logits; -inf
+    if the context has no text."""
 
     text: str = ""
     start: int = 0
@@ -158,7 +159,8 @@ class SentenceClassifier(Predictor):
                 yield " ".join(tags), {"words": words, "tags": tags}
         else:
             for found in self.answer([Question(question, context) for question, context in rows]):
-                fields = {"answer": found.text, "start": found.start, "score": found.score}
+                score = found.score if np.isfinite(found.score) else None  # JSON has no infinity
+                fields = {"answer": found.text, "start": found.start, "score": score}
                 yield f"{found.text}\t{found.start}", fields
 
     @torch.inference_mode()

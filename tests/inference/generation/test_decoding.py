@@ -12,6 +12,7 @@ PROBLEMS: list[tuple[str, dict[str, object]]] = [
     ("length_penalty must lie in [-10, 10], not -11.0", {"length_penalty": -11.0}),
     ("length_penalty_form must be fairseq or gnmt, not 'marian'", {"length_penalty_form": "marian"}),
     ("seed must be between -2**63 and 2**63, not 9223372036854775808", {"seed": 2**63, "sampling": True}),
+    ("beam 7 is for beam search; nbest is the number of samples", {"beam": 7, "sampling": True}),
     ("temperature is an option of sampling, which is off", {"temperature": 0.5}),
 ]
 SIGNED = ("min_length", "max_length_b", "no_repeat_ngram_size", "top_k", "seed")

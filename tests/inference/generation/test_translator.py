@@ -88,5 +88,7 @@ def test_several_target_languages(tmp_path: Path) -> None:
 def test_bad_calls(loaded: Translator) -> None:
     with pytest.raises(TypeError, match="a list of sentences"):
         loaded.translate("Haus")
+    with pytest.raises(UserError, match="`beam` 1000 is more than the [0-9]+ subwords of the vocabulary; 4 to 10"):
+        loaded.translate(["Haus"], options=DecodingOptions(beam=1000))
     with pytest.raises(ConfigError, match="`nbest` 9 is more than"):
         loaded.translate(["Haus"], options=DecodingOptions(nbest=9))

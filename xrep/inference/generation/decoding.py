@@ -51,6 +51,8 @@ class DecodingOptions:
             problems.append(f"nbest {self.nbest} is more than the {self.beam} hypotheses of the beam")
         if self.max_length_a == 0 and self.min_length > self.max_length_b >= 0:
             problems.append(f"min_length {self.min_length} is more than the greatest length {self.max_length_b}")
+        if self.sampling and self.beam != DEFAULTS.beam:
+            problems.append(f"beam {self.beam} is for beam search; nbest is the number of samples")
         changed = [name for name in SAMPLING if vars(self)[name] != vars(DEFAULTS)[name]]
         return problems + [f"{name} is an option of sampling, which is off" for name in changed if not self.sampling]
 

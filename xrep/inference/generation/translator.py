@@ -127,20 +127,24 @@ class Translator:
             progress: called after each batch with its number of sentences and of tokens in their best translations.
 
         Raises:
-            UserError: the options are invalid, or the model does not have the target language.
+            UserError: the options are invalid, the beam has more hypotheses than the vocabulary has subwords, or the
+                model does not have the target language.
             TypeError: ``sentences`` is one string.
         """
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
         check_options(options)
-        target = self.target(target_language)
+        target, words = self.target(target_language), self.model.target_vocabulary.size
+        if not options.sampling and options.beam > words:
+            problem = f"`beam` {options.beam} is more than the {words:,} subwords of the vocabulary"
+            raise UserError(problem, path=self.path, cure="4 to 10 hypotheses are usual")
         source = sentences if isinstance(sentences, Source) else self.read(sentences)
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
         translated = [[Hypothesis([], 0.0, [])] for _ in source.tokens]
         with_text = np.flatnonzero([len(ids) for ids in source.tokens])
         special = self.model.source_vocabulary.special_count
         lengths = [len(source.tokens[row]) + special for row in with_text]
-        most = max(1, LOGITS // (options.width * self.model.target_vocabulary.size))
+        most = max(1, LOGITS // (options.width * words))
         for indices in batches_of(lengths, max_tokens // options.width, most):
             rows = with_text[indices]
             batch = collate([source.tokens[row] for row in rows], self.text.vocabulary("source"), self.text.max_length)
