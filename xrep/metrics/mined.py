@@ -105,9 +105,11 @@ def judge_by_planting(pairs: ScoreCounts, sources: int, planted: Planted) -> Jud
     """
     absent, present = (some[~np.isnan(some)] for some in (planted.absent, planted.present))
     right = planted.is_right[~np.isnan(planted.present)]
+    if right.any() and not len(absent):  # no wrong pair is known: one is assumed, as good as the worst known pair
+        absent = present.min(keepdims=True)
     score, is_right = np.concatenate((absent, present)), np.concatenate((np.zeros(len(absent), bool), right))
     found = planted.is_right.mean()
-    if not right.any() or not len(absent) or np.ptp(score) == 0:
+    if not right.any() or np.ptp(score) == 0:
         return Judgement(np.zeros(1), np.zeros(1), 0.0)
     centre, scale = score.mean(), score.std()
     knots = np.concatenate((np.quantile(absent, (0.5, 0.9, 0.97)), np.quantile(present[right], (0.25, 0.5, 0.75))))
