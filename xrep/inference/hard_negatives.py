@@ -20,9 +20,10 @@ from xrep.files import naming
 from xrep.hashing import find_sorted
 from xrep.inference.encoding import Encode, HeldEncoder, TextSource
 from xrep.inference.nearest import FoundNeighbours, Merge, Side, SideSource, search_stages
+from xrep.inference.pair_files import check_format
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.inference.settings import NegativeOptions
-from xrep.inference.text_sides import fields, search_origin
+from xrep.inference.text_sides import search_origin
 from xrep.jobs.engines import LOCAL, Engine, run_job
 from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage
@@ -87,6 +88,7 @@ def mine_negatives(
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began = time.monotonic()
+    check_format(output, records=())
     candidates = candidates and repeatable(candidates, output)
     files = [*bitext.paths, *([candidates] if candidates else [])]
     held, read = HeldEncoder(encoder), ReadPairs(bitext, candidates)
@@ -302,8 +304,8 @@ def _write(file: IO[str], pairs: _Pairs, texts: Sequence[Texts], start: int, neg
     """Write the pairs from ``start`` on that have negatives, and return their number."""
     some = np.flatnonzero((negatives >= 0).any(axis=1))
     rows = np.column_stack((pairs.target[start + some], negatives[some]))
-    others = iter(fields(texts[1], rows[rows >= 0]))
+    others = iter(texts[1].take(rows[rows >= 0]))
     counts = (rows >= 0).sum(axis=1).tolist()
-    for source, count in zip(fields(texts[0], pairs.source[start + some]), counts, strict=True):
+    for source, count in zip(texts[0].take(pairs.source[start + some]), counts, strict=True):
         file.write("\t".join([source, *islice(others, count)]) + "\n")
     return len(some)

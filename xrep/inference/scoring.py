@@ -3,13 +3,12 @@ job of units that any engine does."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from xrep.files import naming
 from xrep.inference.aligned import ReadAligned
 from xrep.inference.encoding import Encode, HeldEncoder
 from xrep.inference.nearest import Merge, Side, SideSource, search_stages
+from xrep.inference.pair_files import check_format, write_pairs
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import ScoringOptions
 from xrep.inference.text_sides import search_origin, sorted_hashes
@@ -32,8 +32,6 @@ from xrep.store import addresses
 from xrep.store.arrays import ArrayFile, block_bounds
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.find import Bitext
-from xrep.text.records import ending_of, has_records, plain_name
-from xrep.text.tmx import write_memory
 from xrep.version import __version__
 
 _PAIRS, _SCORES, _PLACES, _ROWS = "pairs", "scores.npy", "places.npy", "rows.npy"
@@ -100,8 +98,7 @@ def score_pairs(
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began = time.monotonic()
-    if plain_name(output) != Path(output).name or (has_records(output) and ending_of(output) not in ("tmx", "jsonl")):
-        raise UserError("this format is not written", path=output, cure="name it .tsv, .tmx or .jsonl")
+    check_format(output)
     if trusted and (options.keep is not None or options.threshold is not None):
         raise UserError("the trusted pairs choose the threshold", cure="leave out `keep` and `threshold`, or `trusted`")
     if options.least_precision is not None and trusted is None:
@@ -264,9 +261,9 @@ class WriteScored(Stage):
             count = min(left, max(1, round(options.keep * pairs)))
             threshold = kth_largest(lambda: (block[:, 0] for _, block in self._scores.blocks()), count)
         least = -np.inf if threshold is None else threshold
-        written = sum(len(_reaching(block, least)) for _, block in self._scores.blocks())
         with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
-            self._write(file, self._rows(least))
+            names = "score", "cosine", *self._languages
+            written = write_pairs(file, self._output, names, self._rows(least))
         if figures:
             kept, recall = written / left, figures["recall"] / 100
             fallout = int((wrong >= least).sum()) / max(1, len(wrong))
@@ -275,19 +272,6 @@ class WriteScored(Stage):
             figures |= {"estimated_right": 100 * share, "estimated_precision": 100 * precision}
         made = {"pairs": pairs, "written": written, "threshold": threshold, "dropped": dropped, "trusted": figures}
         return {**made, "histogram": self._histogram({"right": right, "wrong": wrong})}
-
-    def _write(self, file: TextIO, rows: Iterator[tuple[float, float, str, str]]) -> None:
-        if ending_of(self._output) == "tmx":
-            write_memory(file, self._languages, ((score, source, target) for score, _, source, target in rows))
-            return
-        names, as_json = ("score", "cosine", *self._languages), ending_of(self._output) == "jsonl"
-        for score, cosine, *texts in rows:
-            if as_json:
-                values = (round(score, 6), round(cosine, 6), *texts)
-                file.write(json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=False) + "\n")
-            else:
-                source, target = (text.replace("\t", " ") for text in texts)
-                file.write(f"{score:.6f}\t{cosine:.6f}\t{source}\t{target}\n")
 
     def _rows(self, least: float) -> Iterator[tuple[float, float, str, str]]:
         texts = self._scores.x.read.texts, self._scores.y.read.texts

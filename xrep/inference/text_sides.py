@@ -24,7 +24,6 @@ from xrep.retrieval.ivf import make_index
 from xrep.retrieval.margins import check_neighbours, first_of_each
 from xrep.store import addresses
 from xrep.store.arrays import READ_BYTES, ArrayFile, block_bounds
-from xrep.store.texts import Texts
 from xrep.store.vectors import Origin, Vectors, text_digest
 from xrep.text.languages import canonical
 
@@ -104,7 +103,7 @@ class TextSide(SideSource):
     def columns(self, chosen: np.ndarray) -> Iterable[object]:
         """Return what is written of some sentences: their lines or, if there is no text, their numbers from 1."""
         rows = self.side.numbers(chosen)
-        return fields(self._read.texts, rows) if self._read else (rows + 1).tolist()
+        return self._read.texts.take(rows) if self._read else (rows + 1).tolist()
 
 
 def search_origin(
@@ -198,8 +197,3 @@ def sorted_hashes(hashed: Stage, folder: Path) -> tuple[DiskSort, int, int]:
             filled += len(hashes)
         rows += result.facts["rows"]
     return keys, rows, filled
-
-
-def fields(lines: Texts, rows: np.ndarray) -> list[str]:
-    """Return some lines as fields of a TSV file, so without tabs."""
-    return [line.replace("\t", " ") for line in lines.take(rows)]
