@@ -126,3 +126,4 @@ def test_few_sentences_are_not_judged() -> None:
 def test_scores_are_counted_in_steps_and_added() -> None:
     counted = ScoreCounts.of(np.array([1.00004, 1.00009, -0.5])) + ScoreCounts.of(np.array([1.00001, 2.0], np.float32))
     assert counted.score.tolist() == pytest.approx([-0.5, 1.0, 2.0]) and counted.count.tolist() == [1, 3, 1]
+    assert [counted.threshold(count) for count in (1, 2, 4, 5)] == [2.0, 1.0, 1.0, -0.5]

@@ -96,7 +96,7 @@ def mine(
     k = options.neighbours + (trusted is None)
     x, y = sides = [TextSide(text, output, held, options, k) for text in (source, target)]
     _check_vectors(x.made_by, y.made_by)
-    found, merge = search_stages(x, y, options.index, options.probes, options.index_gigabytes, options.device)
+    found, merge = search_stages(x, y, options)
     pairs = _trusted_pairs(trusted, (x, y), held, options) if trusted else None
     choose = ChoosePairs(x, y, merge, options, pairs, str(output), languages)
     stages = [*(stage for side in sides for stage in side.stages), *(pairs.stages if pairs else [])]
@@ -108,7 +108,7 @@ def mine(
     def finish() -> dict[str, Any]:
         (chosen,) = choose.results
         addresses.publish(chosen.files[MINED_FILE], output)
-        counts = [side.counts for side in sides]
+        counts = [side.distinct.counts for side in sides]
         return {
             "path": str(output),
             **chosen.facts,

@@ -84,7 +84,8 @@ class ScoringOptions(MarginOptions):
     """
 
     keep: Annotated[float, "(0, 1]"] | None = None
-    """Write this share of all pairs that were read, the best ones. Of equal scores, all are written."""
+    """Write this share of all pairs that were read, the best ones. Of scores that are equal to four decimals, all
+    are written."""
     threshold: float | None = None
     """Write the pairs with this score or more."""
     least_precision: Annotated[float, "(0, 1]"] | None = None

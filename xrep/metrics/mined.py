@@ -43,6 +43,10 @@ class ScoreCounts:
         score, place = np.unique(np.concatenate((self.score, other.score)), return_inverse=True)
         return ScoreCounts(score, np.bincount(place, np.concatenate((self.count, other.count))).astype(np.int64))
 
+    def threshold(self, count: int) -> float:
+        """Return the highest threshold that at least so many pairs reach, which there are."""
+        return float(self.score[np.flatnonzero(self.count[::-1].cumsum()[::-1] >= count)[-1]])
+
 
 @dataclass(frozen=True)
 class Judgement:

@@ -208,8 +208,3 @@ def _rows(file: IO[bytes], first: int, last: int) -> Iterator[list[float]]:
     for start in range(first, last, _ROWS):
         file.seek(24 * start)
         yield from np.fromfile(file, np.float64, 3 * min(_ROWS, last - start)).reshape(-1, 3).tolist()
-
-
-def first_of_each(values: np.ndarray) -> np.ndarray:
-    """Return the positions where each value of an array [P] occurs for the first time, in ascending order."""
-    return np.sort(np.unique(values, return_index=True)[1])
