@@ -96,7 +96,7 @@ def mine_pairs(options: Mining) -> None:
     if trusted and options.path is None:
         raise UserError("no encoder for the trusted pairs", cure="give `path`, the encoder of the vectors")
     needed = trusted or any(side.vectors is None for side in sides.values())
-    encoder = _encoder(options).use_prompt(options.prompt, options.prompt_name) if needed else None
+    encoder = common.load_encoder(options) if needed else None
     how: dict[str, Any] = {"encoder": encoder, "trusted": trusted, "engine": options.processes, "show_progress": True}
 
     def said(mined: Mined) -> str:
@@ -150,12 +150,6 @@ def _judged(mined: Mined) -> list[str]:
     return [line.format(limit=limit, **judged) for line in lines]
 
 
-def _encoder(options: Mining | MiningOfNegatives) -> Any:
-    from xrep.inference.sentence_encoder import SentenceEncoder
-
-    return SentenceEncoder.load(str(options.path), device=options.device, dtype=options.precision)
-
-
 @dataclass(kw_only=True)
 class MiningOfNegatives(common.Computing, common.Batches, common.JsonOption):
     """Find hard negatives of sentence pairs: sentences near to the source that do not translate it. The output has
@@ -163,7 +157,7 @@ class MiningOfNegatives(common.Computing, common.Batches, common.JsonOption):
 
       xrep-mine negatives --path run1/best --bitext de-en=train.de-en.tsv --output negatives.tsv
       xrep-mine negatives --path run1/best --bitext de-en=train.de,train.en --candidates more.en --num-negatives 1 \\
-          --range-min 5 --max-percentile 50 --output negatives.tsv
+          --range-min 5 --max-score 0.8 --output negatives.tsv
       xrep-train corpus/ --task bitext --criterion translation_ranking --negatives negatives.tsv --save-dir run2
 
     The negatives of a source are searched among the targets of all pairs and the lines of --candidates, and are of the
@@ -188,7 +182,7 @@ def write_negatives(options: MiningOfNegatives) -> None:
 
     bitext = common.aligned_text(options.bitext)
     common.check_text([options.candidates] if options.candidates else [], bitext.languages[1])
-    how = {"encoder": _encoder(options), "candidates": options.candidates, "engine": options.processes}
+    how = {"encoder": common.load_encoder(options), "candidates": options.candidates, "engine": options.processes}
 
     def said(mined: MinedNegatives) -> str:
         found = f"{mined.negatives:,} negatives of {mined.pairs_with_negatives:,} of {mined.pairs:,} pairs"

@@ -12,7 +12,7 @@ from xrep.errors import UserError
 from xrep.files import naming
 from xrep.inference.judging import sample_alone
 from xrep.inference.nearest import OTHER, Merge
-from xrep.inference.pair_files import write_pairs
+from xrep.inference.pair_files import PAIRS, write_pairs
 from xrep.inference.planted import TrustedPairs
 from xrep.inference.settings import MiningOptions
 from xrep.inference.text_sides import TextSide
@@ -28,7 +28,7 @@ from xrep.metrics.mined import (
 from xrep.retrieval.margins import choose_in_blocks
 from xrep.store.arrays import ArrayFile
 
-MINED_FILE, _CHOSEN = "pairs", "chosen.npy"
+_CHOSEN = "chosen.npy"
 _CHOSEN_BYTES = 1 << 20
 """Bytes of pairs that are written at a time."""
 _PROBABLE = 0.5
@@ -59,7 +59,7 @@ class ChoosePairs(Stage):
         pairs = self._choose(folder / _CHOSEN)
         threshold, judged = self._judge(pairs)
         rows = self._rows(folder / _CHOSEN, -np.inf if threshold is None else threshold)
-        with naming(folder), open(folder / MINED_FILE, "w", encoding="utf-8", newline="\n") as file:
+        with naming(folder), open(folder / PAIRS, "w", encoding="utf-8", newline="\n") as file:
             written = write_pairs(file, self._output, ("score", *self._languages), rows)
         (folder / _CHOSEN).unlink()
         return {"pairs": written, "threshold": threshold, "judged": judged}

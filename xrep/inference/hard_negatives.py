@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,19 +19,16 @@ from xrep.hashing import find_sorted
 from xrep.inference.aligned import PairedSide, ReadAligned
 from xrep.inference.encoding import HeldEncoder
 from xrep.inference.nearest import FoundNeighbours, Merge, Side, SideSource, search_stages
-from xrep.inference.pair_files import check_format
+from xrep.inference.pair_files import PAIRS, check_format, run_pairs_job
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.inference.settings import NegativeOptions
 from xrep.inference.text_sides import search_origin
-from xrep.jobs.engines import LOCAL, Engine, run_job
-from xrep.jobs.outputs import job_address, repeatable, states_of
-from xrep.jobs.plan import Advance, Job, Stage
+from xrep.jobs.engines import LOCAL, Engine
+from xrep.jobs.outputs import repeatable, states_of
+from xrep.jobs.plan import Advance, Stage
 from xrep.retrieval.topk import pair_similarities
-from xrep.store import addresses
 from xrep.text.find import Bitext
-from xrep.version import __version__
 
-_NEGATIVES = "negatives.tsv"
 _BLOCK = 1 << 13
 """Number of pairs whose candidates are compared at a time."""
 
@@ -83,7 +79,6 @@ def mine_negatives(
         UserError: A text is invalid, the encoder does not know a language, or no negative is left.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    began = time.monotonic()
     check_format(output, records=())
     candidates = candidates and repeatable(candidates, output)
     files = [*bitext.paths, *([candidates] if candidates else [])]
@@ -97,17 +92,8 @@ def mine_negatives(
     found, merge = search_stages(pairs, y, options)
     choose = ChooseNegatives(pairs, merge, options)
     stages = [*(stage for side in sides for stage in side.stages), *found, choose]
-    facts = {**asdict(options), "input": states_of(files), "bitext": asdict(bitext), "encoder": held.fingerprint}
-    facts.pop("device")
-    job = Job(job_address(output), "negatives", facts, stages)
-
-    def finish() -> dict[str, Any]:
-        (chosen,) = choose.results
-        addresses.publish(chosen.files[_NEGATIVES], output)
-        made = {"path": str(output), "settings": asdict(options), "version": __version__}
-        return {**made, **chosen.facts, "seconds": time.monotonic() - began}
-
-    mined = run_job(job, engine, finish, str(output), show_progress=show_progress)
+    facts = {"input": states_of(files), "bitext": asdict(bitext), "encoder": held.fingerprint}
+    mined = run_pairs_job("negatives", output, options, facts, stages, engine, show_progress)
     return MinedNegatives(**mined) if mined else None
 
 
@@ -171,7 +157,7 @@ class ChooseNegatives(Stage):
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
         pairs, written, scores, dropped = self._pairs, 0, list[np.ndarray](), Counter[str]()
         translations = _translations(pairs)
-        with naming(folder), open(folder / _NEGATIVES, "w", encoding="utf-8", newline="\n") as file:
+        with naming(folder), open(folder / PAIRS, "w", encoding="utf-8", newline="\n") as file:
             chosen = _choose(pairs, translations, self._merge.found("x"), self._options, dropped)
             for start, negatives, of_negatives in chosen:
                 written += _write(file, pairs, start, negatives)
@@ -210,7 +196,6 @@ def _choose(
     highest_scores = {
         "absolute_margin": lambda margin: translations - margin,
         "relative_margin": lambda margin: translations - np.abs(translations) * margin,
-        "max_percentile": lambda percentile: np.percentile(translations, percentile),
         "max_score": lambda score: score,
     }
     limits = {

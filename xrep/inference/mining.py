@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
-from xrep.inference.choosing import MINED_FILE, ChoosePairs
+from xrep.inference.choosing import ChoosePairs
 from xrep.inference.encoding import HeldEncoder
 from xrep.inference.nearest import search_stages
-from xrep.inference.pair_files import check_format
+from xrep.inference.pair_files import check_format, run_pairs_job
 from xrep.inference.planted import TrustedPairs
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import MiningOptions
 from xrep.inference.text_sides import Text, TextSide, search_origin
-from xrep.jobs.engines import LOCAL, Engine, run_job
-from xrep.jobs.outputs import job_address, states_of
-from xrep.jobs.plan import Job
-from xrep.store import addresses
+from xrep.jobs.engines import LOCAL, Engine
+from xrep.jobs.outputs import states_of
 from xrep.text.find import Bitext
 from xrep.text.languages import canonical
 from xrep.text.records import ending_of, has_records
-from xrep.version import __version__
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,6 @@ def mine(
             job with other inputs or options.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    began = time.monotonic()
     check_format(output)
     languages = _languages(source, target, output)
     held = HeldEncoder(encoder) if encoder else None
@@ -102,27 +97,13 @@ def mine(
     stages = [*(stage for side in sides for stage in side.stages), *(pairs.stages if pairs else [])]
     inputs = {"source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
     inputs["trusted"] = trusted and {**asdict(trusted), "files": states_of(trusted.paths)}
-    facts = {name: value for name, value in asdict(options).items() if name != "device"} | inputs
-    job = Job(job_address(output), "mine", facts, [*stages, *found, choose])
 
-    def finish() -> dict[str, Any]:
-        (chosen,) = choose.results
-        addresses.publish(chosen.files[MINED_FILE], output)
-        counts = [side.distinct.counts for side in sides]
-        return {
-            "path": str(output),
-            **chosen.facts,
-            "sources": counts[0]["sentences"],
-            "targets": counts[1]["sentences"],
-            "empty": tuple(count["empty"] for count in counts),
-            "duplicates": tuple(count["duplicates"] for count in counts),
-            "inputs": inputs,
-            "settings": asdict(options),
-            "version": __version__,
-            "seconds": time.monotonic() - began,
-        }
+    def counts() -> dict[str, Any]:
+        (of_x, of_y), names = (side.distinct.counts for side in sides), ("empty", "duplicates")
+        lines = {name: (of_x[name], of_y[name]) for name in names}
+        return {"sources": of_x["sentences"], "targets": of_y["sentences"], **lines, "inputs": inputs}
 
-    mined = run_job(job, engine, finish, str(output), show_progress=show_progress)
+    mined = run_pairs_job("mine", output, options, inputs, [*stages, *found, choose], engine, show_progress, counts)
     return Mined(**mined) if mined else None
 
 

@@ -1,16 +1,26 @@
-"""Files of pairs with their scores, as mining and scoring write them."""
+"""Files of pairs, as mining and scoring write them, and the jobs that do so."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from xrep.errors import UserError
+from xrep.inference.settings import SearchOptions
+from xrep.jobs.engines import Engine, run_job
+from xrep.jobs.outputs import job_address
+from xrep.jobs.plan import Job, Stage
+from xrep.store import addresses
 from xrep.text.records import ending_of, has_records, plain_name
 from xrep.text.tmx import write_memory
+from xrep.version import __version__
 
+PAIRS = "pairs"
+"""Name of the file that the last stage writes."""
 RECORDS = "tmx", "jsonl"
 """Endings of the files that have records; others have lines with columns, separated by tabs."""
 
@@ -42,3 +52,32 @@ def write_pairs(file: TextIO, output: str | Path, names: Sequence[str], rows: It
         file.write(line + "\n")
         count += 1
     return count
+
+
+def run_pairs_job(
+    command: str,
+    output: str | Path,
+    options: SearchOptions,
+    facts: dict[str, Any],
+    stages: Sequence[Stage],
+    engine: Engine,
+    show_progress: bool,
+    further: Callable[[], dict[str, Any]] = dict,
+) -> dict[str, Any] | None:
+    """Do a job whose last stage writes the pairs, and return what is known of the result; as ``run_job``.
+
+    Args:
+        facts: What the result depends on beside the options.
+        further: Function that returns what other stages know of the result.
+    """
+    began, settings = time.monotonic(), asdict(options)
+    facts = {name: value for name, value in settings.items() if name != "device"} | facts
+
+    def finish() -> dict[str, Any]:
+        (last,) = stages[-1].results
+        addresses.publish(last.files[PAIRS], output)
+        made = {"path": str(output), "settings": settings, "version": __version__}
+        return {**made, **last.facts, **further(), "seconds": time.monotonic() - began}
+
+    job = Job(job_address(output), command, facts, stages)
+    return run_job(job, engine, finish, str(output), show_progress=show_progress)

@@ -3,7 +3,6 @@ job of units that any engine does."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,24 +17,22 @@ from xrep.files import naming
 from xrep.inference.aligned import PairedSide, ReadAligned
 from xrep.inference.encoding import HeldEncoder
 from xrep.inference.nearest import Merge, search_stages
-from xrep.inference.pair_files import check_format, write_pairs
+from xrep.inference.pair_files import PAIRS, check_format, run_pairs_job, write_pairs
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import ScoringOptions
 from xrep.inference.text_sides import search_origin
-from xrep.jobs.engines import LOCAL, Engine, run_job
-from xrep.jobs.outputs import job_address, states_of
-from xrep.jobs.plan import Advance, Job, Stage
+from xrep.jobs.engines import LOCAL, Engine
+from xrep.jobs.outputs import states_of
+from xrep.jobs.plan import Advance, Stage
 from xrep.metrics.extraction import best_threshold
 from xrep.metrics.mined import ScoreCounts
 from xrep.retrieval.margins import apply_margin, neighbour_means
 from xrep.retrieval.topk import pair_similarities
-from xrep.store import addresses
 from xrep.store.arrays import block_bounds
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.find import Bitext
-from xrep.version import __version__
 
-_PAIRS, _SCORES = "pairs", "scores.npy"
+_SCORES = "scores.npy"
 _BLOCK = 1 << 13
 """Number of pairs that are scored at a time."""
 _BINS, _LEAST = 50, np.float32(-1e9)
@@ -98,7 +95,6 @@ def score_pairs(
             pair is left, there are fewer sentences than neighbours, or no threshold is as precise as is wanted.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    began = time.monotonic()
     check_format(output)
     if trusted and (options.keep is not None or options.threshold is not None):
         raise UserError("the trusted pairs choose the threshold", cure="leave out `keep` and `threshold`, or `trusted`")
@@ -112,18 +108,10 @@ def score_pairs(
     scores = ScorePairs(x, y, merge, options)
     write = WriteScored(scores, bitext.languages, str(output), options)
     files = [*(path for one in aligned for path in one.paths), *background[0], *background[1]]
-    facts = {**asdict(options), "cleaning": asdict(rules), "input": states_of(files), "encoder": held.fingerprint}
+    facts = {"cleaning": asdict(rules), "input": states_of(files), "encoder": held.fingerprint}
     facts |= {"bitext": asdict(bitext), "trusted": trusted and asdict(trusted), "background": background}
-    facts.pop("device")
-    job = Job(job_address(output), "score", facts, [*(s for side in sides for s in side.stages), *found, scores, write])
-
-    def finish() -> dict[str, Any]:
-        (written,) = write.results
-        addresses.publish(written.files[_PAIRS], output)
-        made = {"path": str(output), "settings": asdict(options), "version": __version__}
-        return {**made, **written.facts, "seconds": time.monotonic() - began}
-
-    scored = run_job(job, engine, finish, str(output), show_progress=show_progress)
+    stages = [*(stage for side in sides for stage in side.stages), *found, scores, write]
+    scored = run_pairs_job("score", output, options, facts, stages, engine, show_progress)
     return ScoredPairs(**scored) if scored else None
 
 
@@ -213,7 +201,7 @@ class WriteScored(Stage):
             count = min(left, max(1, round(options.keep * pairs)))
             threshold = of_text.threshold(count)
         least = -np.inf if threshold is None else threshold
-        with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
+        with naming(folder), open(folder / PAIRS, "w", encoding="utf-8", newline="\n") as file:
             names = "score", "cosine", *self._languages
             written = write_pairs(file, self._output, names, self._rows(least))
         if figures:
