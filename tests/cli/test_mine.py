@@ -173,7 +173,7 @@ def test_vectors_of_two_encoders_are_refused(mine: Mine, tmp_path: Path) -> None
         part = VectorPart(file="part-00000-0.npy", rows=len(array), text="")
         Manifest(origin=Origin(encoder=made_by, dtype="float16", **how), parts=[part]).write(folder)
     done = mine("--source-vectors x --target-vectors y --output mined.tsv")
-    assert "x: vectors of another encoder or precision than those of y; encode both sides with one encoder" in done.err
+    assert "x: vectors of another encoder, precision or prompt than those of y; encode both sides in" in done.err
     assert not list(tmp_path.glob("mined*"))
 
 

@@ -77,6 +77,15 @@ def test_the_nearest_sentences_that_are_no_translations(path: Path, negatives: N
     assert done.out.startswith(begin) and done.wrote == {"out.json", "out.tsv"}
 
 
+def test_a_pair_is_written_as_it_is_spelled(negatives: Negatives, cli: Commands) -> None:
+    """Also if an earlier pair has the same words."""
+    spelled = f"{TEXT[0][0].upper()} ...", PAIRS[70][1]
+    write_lines(cli.folder / "train.tsv", ["\t".join(pair) for pair in (*TEXT, spelled)])
+    assert negatives("--relative-margin -9").code == 0
+    row = next(row for row in rows_of(cli) if row[0] == spelled[0])
+    assert row[1] == spelled[1] and not {e for g, e in TEXT if g == TEXT[0][0]} & {*row[2:]}
+
+
 @pytest.mark.parametrize(("options", "rule"), [
     ("--absolute-margin 0.1 --relative-margin -9", {"limit": lambda score: score - 0.1}),
     ("--relative-margin 0.2 --num-negatives 1", {"limit": lambda score: score - 0.2 * abs(score), "most": 1}),

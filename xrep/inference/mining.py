@@ -135,6 +135,6 @@ def _check_vectors(one: tuple[str, int, str | None], another: tuple[str, int, st
     (path, size, encoder), (other, other_size, other_encoder) = one, another
     problem = f"vectors of {size} numbers, but {other} has {other_size}" if size != other_size else ""
     if encoder and other_encoder and encoder != other_encoder:
-        problem = f"vectors of another encoder or precision than those of {other}"
+        problem = f"vectors of another encoder, precision or prompt than those of {other}"
     if problem:
-        raise UserError(problem, path=path, cure="encode both sides with one encoder")
+        raise UserError(problem, path=path, cure="encode both sides in the same way")
