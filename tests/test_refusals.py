@@ -164,7 +164,7 @@ mine ... --source-vectors zero.npy           | zero.npy:1: the vector of this ro
 mine ... --source-vectors wide.npy           | wide.npy: vectors of 9 numbers, but y.npy has 8
 mine ... --source de.txt                     | de.txt:4: 3 lines, but x.npy has 50 vectors; row i must be the vector of
 mine ... --neighbours 41                     | lower --neighbours to 40, or give more sentences
-mine ... --output m.tmx                      | memory needs the text and the language of the source; give --source and
+mine ... --output m.tmx                      | .tmx needs the text and the language of the source; give --source and
 mine ... --threshold nan                     | argument --threshold: must be a finite number or none, not 'nan'
 mine ... --threshold 1 --least-precision 0.9 | --threshold and --least-precision both choose the pairs; give one of
 mine ... --trusted de-en=mt.de,mt.en         | no encoder for the trusted pairs; give --path, the encoder of the vectors
@@ -188,7 +188,10 @@ score ... --least-precision 0.9              | --least-precision is that of trus
 score ... --background fr=mt.de              | mt.de: text of fr; give text of de or en
 score ... --background de=absent             | absent: no such file; check the name
 score ... --neighbours 41                    | 41 neighbours, but there are 40 sentences; lower --neighbours to 40
-score ... --output m.parquet                 | m.parquet: this format is not written; name it .tsv, .tmx or .jsonl
+score ... --output m.parquet                 | m.parquet: this format is not written; write one of .tsv, .tmx, .jsonl
+mine ... --output m.tsv.gz                   | m.tsv.gz: this format is not written; write one of .tsv, .tmx, .jsonl
+mine negatives --path enc --bitext de-en=mt.de,mt.en --output m.tmx | m.tmx: this format is not written; write
+mine ... --least-precision 0.9               | too few sentences to judge their scores; give trusted
 score ... --plot m.bmp                       | m.bmp: a plot is one of .png, .svg, .pdf
 score ... --output mt.en                     | --output is the same file as
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename

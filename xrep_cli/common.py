@@ -166,6 +166,14 @@ def choose_device(named: str | None, program: str, precision: str) -> str:
     return device
 
 
+def load_encoder(options: Any) -> Any:
+    """Return the encoder of the options, a ``Computing`` with a path, with the prompt that they may choose."""
+    from xrep.inference.sentence_encoder import SentenceEncoder
+
+    encoder = SentenceEncoder.load(options.path, device=options.device, dtype=options.precision)
+    return encoder.use_prompt(options.prompt, options.prompt_name) if isinstance(options, PromptOptions) else encoder
+
+
 def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, Sequence[str]]) -> None:
     """Raise UserError if a file to write is one that is read, or to be written for another option, too; or if more than
     one goes to standard output. Both are named by their options; None is no file."""

@@ -60,12 +60,10 @@ class Options(common.Computing, common.Batches, common.PromptOptions, common.Jso
 
 def run(options: Options) -> None:
     from xrep.inference.encoding import EncodedText, encode_file
-    from xrep.inference.sentence_encoder import SentenceEncoder
 
     sources = matching_files(options.input)
     common.check_text(sources, options.lang)
-    encoder = SentenceEncoder.load(options.path, device=options.device, dtype=options.precision)
-    encoder.use_prompt(options.prompt, options.prompt_name)
+    encoder = common.load_encoder(options)
     how: dict[str, Any] = {name: getattr(options, name) for name in ("lang", "dtype", "batch_tokens", "normalize")}
     how |= {"parts": is_folder_name(options.output), "engine": options.processes}
 

@@ -33,7 +33,8 @@ VectorsFile = Annotated[
 @dataclass(kw_only=True)
 class Mining(common.Computing, common.Batches, common.PromptOptions, common.JsonOption):
     """Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best
-    first; an output FILE.tmx is a translation memory with the scores as properties.
+    first; an output FILE.tmx is a translation memory with the scores as properties, and FILE.jsonl has a record for
+    each pair.
 
       # Mine two texts, and learn from some hundred pairs that are right how good the output is
       xrep-mine --path run1/best --source de.txt --target en.txt --trusted de-en=checked.tsv --output mined.tsv
@@ -96,7 +97,7 @@ def mine_pairs(options: Mining) -> None:
     if trusted and options.path is None:
         raise UserError("no encoder for the trusted pairs", cure="give `path`, the encoder of the vectors")
     needed = trusted or any(side.vectors is None for side in sides.values())
-    encoder = _encoder(options).use_prompt(options.prompt, options.prompt_name) if needed else None
+    encoder = common.load_encoder(options) if needed else None
     how: dict[str, Any] = {"encoder": encoder, "trusted": trusted, "engine": options.processes, "show_progress": True}
 
     def said(mined: Mined) -> str:
@@ -150,12 +151,6 @@ def _judged(mined: Mined) -> list[str]:
     return [line.format(limit=limit, **judged) for line in lines]
 
 
-def _encoder(options: Mining | MiningOfNegatives) -> Any:
-    from xrep.inference.sentence_encoder import SentenceEncoder
-
-    return SentenceEncoder.load(str(options.path), device=options.device, dtype=options.precision)
-
-
 @dataclass(kw_only=True)
 class MiningOfNegatives(common.Computing, common.Batches, common.JsonOption):
     """Find hard negatives of sentence pairs: sentences near to the source that do not translate it. The output has
@@ -163,7 +158,7 @@ class MiningOfNegatives(common.Computing, common.Batches, common.JsonOption):
 
       xrep-mine negatives --path run1/best --bitext de-en=train.de-en.tsv --output negatives.tsv
       xrep-mine negatives --path run1/best --bitext de-en=train.de,train.en --candidates more.en --num-negatives 1 \\
-          --range-min 5 --max-percentile 50 --output negatives.tsv
+          --range-min 5 --max-score 0.8 --output negatives.tsv
       xrep-train corpus/ --task bitext --criterion translation_ranking --negatives negatives.tsv --save-dir run2
 
     The negatives of a source are searched among the targets of all pairs and the lines of --candidates, and are of the
@@ -188,7 +183,7 @@ def write_negatives(options: MiningOfNegatives) -> None:
 
     bitext = common.aligned_text(options.bitext)
     common.check_text([options.candidates] if options.candidates else [], bitext.languages[1])
-    how = {"encoder": _encoder(options), "candidates": options.candidates, "engine": options.processes}
+    how = {"encoder": common.load_encoder(options), "candidates": options.candidates, "engine": options.processes}
 
     def said(mined: MinedNegatives) -> str:
         found = f"{mined.negatives:,} negatives of {mined.pairs_with_negatives:,} of {mined.pairs:,} pairs"

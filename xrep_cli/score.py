@@ -70,7 +70,6 @@ class Options(common.Computing, common.Batches, common.PromptOptions, common.Jso
 def run(options: Options) -> None:
     from xrep.evaluation.plots import Picture, plot_scores
     from xrep.inference.scoring import score_pairs
-    from xrep.inference.sentence_encoder import SentenceEncoder
 
     picture = Picture(options.plot) if options.plot else None
     bitext = common.aligned_text(options.bitext)
@@ -83,8 +82,7 @@ def run(options: Options) -> None:
             raise UserError(f"text of {language}", path=file, cure=f"give text of {' or '.join(background)}")
         common.check_text([file], language)
         background[language].append(file)
-    encoder = SentenceEncoder.load(options.path, device=options.device, dtype=options.precision)
-    encoder.use_prompt(options.prompt, options.prompt_name)
+    encoder = common.load_encoder(options)
     sources, targets = background.values()
 
     def write(output: str) -> ScoredPairs | None:

@@ -163,6 +163,13 @@ def test_without_trusted_pairs_the_scores_leave_out_what_is_probably_noise(share
 
 
 @pytest.mark.usefixtures("planted")
+def test_a_wanted_precision_may_be_low(mine: Mine) -> None:
+    """Only a threshold that nobody has asked for is not one from which on most pairs are wrong."""
+    said = json.loads(mine(f"{VECTORS} mined.tsv --least-precision 0.45 --json -").out)
+    assert said["judged"]["precision"] == pytest.approx(45, abs=1)
+
+
+@pytest.mark.usefixtures("planted")
 def test_vectors_of_two_encoders_are_refused(mine: Mine, tmp_path: Path) -> None:
     for name, made_by in (("x", "other"), ("y", "one")):
         array, folder = np.load(tmp_path / f"{name}.npy"), tmp_path / name
@@ -172,7 +179,7 @@ def test_vectors_of_two_encoders_are_refused(mine: Mine, tmp_path: Path) -> None
         part = VectorPart(file="part-00000-0.npy", rows=len(array), text="")
         Manifest(origin=Origin(encoder=made_by, dtype="float16", **how), parts=[part]).write(folder)
     done = mine("--source-vectors x --target-vectors y --output mined.tsv")
-    assert "x: vectors of another encoder or precision than those of y; encode both sides with one encoder" in done.err
+    assert "x: vectors of another encoder, precision or prompt than those of y; encode both sides in" in done.err
     assert not list(tmp_path.glob("mined*"))
 
 

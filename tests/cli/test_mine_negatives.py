@@ -77,6 +77,15 @@ def test_the_nearest_sentences_that_are_no_translations(path: Path, negatives: N
     assert done.out.startswith(begin) and done.wrote == {"out.json", "out.tsv"}
 
 
+def test_a_pair_is_written_as_it_is_spelled(negatives: Negatives, cli: Commands) -> None:
+    """Also if an earlier pair has the same words."""
+    spelled = f"{TEXT[0][0].upper()} ...", PAIRS[70][1]
+    write_lines(cli.folder / "train.tsv", ["\t".join(pair) for pair in (*TEXT, spelled)])
+    assert negatives("--relative-margin -9").code == 0
+    row = next(row for row in rows_of(cli) if row[0] == spelled[0])
+    assert row[1] == spelled[1] and not {e for g, e in TEXT if g == TEXT[0][0]} & {*row[2:]}
+
+
 @pytest.mark.parametrize(("options", "rule"), [
     ("--absolute-margin 0.1 --relative-margin -9", {"limit": lambda score: score - 0.1}),
     ("--relative-margin 0.2 --num-negatives 1", {"limit": lambda score: score - 0.2 * abs(score), "most": 1}),
@@ -89,12 +98,8 @@ def test_margins_ranks_and_scores(path, negatives, cli, options, rule):
 
 
 @pytest.mark.slow
-def test_percentiles_and_random_samples(path: Path, negatives: Negatives, cli: Commands) -> None:
+def test_random_samples(path: Path, negatives: Negatives, cli: Commands) -> None:
     free = "--candidates more.en --relative-margin -9 --json out.json"
-    assert negatives(f"{free} --max-percentile 30").code == 0
-    x, y = (vectors(path, list(side)) for side in zip(*TEXT, strict=True))
-    limit = float(np.percentile((x * y).sum(1), 30))
-    assert rows_of(cli) == plain(path, MORE, limit=lambda _: limit)
     drawn = []
     for seed in (1, 1, 2):
         assert negatives(f"{free} --sampling-strategy random --seed {seed} --num-negatives 5").code == 0

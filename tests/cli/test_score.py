@@ -17,7 +17,6 @@ from tests.support.programs import Program, run_on_ranks
 from tests.support.runs import environment
 from tests.text.test_formats import FORMATS
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.retrieval.topk import kth_largest
 from xrep.store.vectors import normalize_rows
 from xrep.text.examples import read_pairs
 from xrep.text.find import parse_bitext
@@ -138,13 +137,3 @@ def test_processes_share_the_work_and_one_goes_on_after_a_kill(score, shared_enc
     assert score(" ".join(map(str, given[4:]))).code == 0
     assert (tmp_path / "scored.tsv").read_bytes() == shared and not (tmp_path / "scored.tsv.job").exists()
     assert sorted(os.listdir(tmp_path)) == ["more.de", "more.en", "scored.tsv", "text.tsv", "trusted.tsv"]
-
-
-@pytest.mark.parametrize("count", [1, 5, 3000])
-def test_the_kth_largest_number_is_that_of_sorting(count: int) -> None:
-    draw = np.random.default_rng(count)
-    numbers = np.concatenate((draw.normal(size=count), [0.0, -0.0, 1e-40, -1e9, 3e38, -np.inf])).astype(np.float32)
-    numbers = np.append(numbers, numbers[: count // 2])
-    for k in {1, 2, len(numbers) // 2, len(numbers)}:
-        found = kth_largest(lambda: np.array_split(np.append(numbers, np.float32(np.nan)), 3), k)
-        assert found == np.sort(numbers)[-k]

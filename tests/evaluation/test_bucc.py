@@ -2,7 +2,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.support.corpus import sentence_pairs
 from xrep.errors import UserError
 from xrep.evaluation import bucc
 from xrep.evaluation.bucc import Bucc
-from xrep.retrieval.margins import MARGINS, RETRIEVALS
+from xrep.retrieval.margins import Margin, Retrieval
 
 TRIGRAMS = NgramEncoder(width=256)
 
@@ -43,8 +43,8 @@ def plain_result(
     return found, set(map(tuple, split.pairs.gold.tolist()))
 
 
-@pytest.mark.parametrize("margin", MARGINS)
-@pytest.mark.parametrize("retrieval", RETRIEVALS)
+@pytest.mark.parametrize("margin", get_args(Margin))
+@pytest.mark.parametrize("retrieval", get_args(Retrieval))
 def test_the_threshold_of_one_split_is_applied_to_the_other(write_split, margin, retrieval):
     gold = [write_split(name, seed, 20, 30) for seed, name in enumerate(("training", "test"))]
     tuning, test = map(bucc.read_split, gold)

@@ -14,6 +14,7 @@ from xrep import progress
 from xrep.errors import UserError
 from xrep.inference import nearest
 from xrep.inference.nearest import FoundNeighbours, Side, SideSource, search_stages
+from xrep.inference.settings import SearchOptions
 from xrep.jobs.engines import LOCAL, run_job
 from xrep.jobs.plan import Job, UnitResult
 from xrep.retrieval import ivf, tiles
@@ -67,7 +68,8 @@ PART = 100 * (2 * 16 + 8 + 4 * 16) / 1e9
 def run(
     x: Side, y: Side, folder: Path, way: str, k: int = 4, *, gigabytes: float = PART, show_progress: bool = False
 ) -> Both:
-    stages, merge = search_stages(Given(x, k), Given(y, k), way, 1000, gigabytes, "cpu")
+    options = SearchOptions(index=way, probes=1000, index_gigabytes=gigabytes)
+    stages, merge = search_stages(Given(x, k), Given(y, k), options)
     job, found = Job(f"{folder}.job", "search", {}, stages), list[TopK]()
 
     def finish() -> dict[str, Any]:

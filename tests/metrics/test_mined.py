@@ -87,6 +87,23 @@ def test_sources_without_a_pair_count() -> None:
     assert judgement.precision(pairs, 0.0) == pytest.approx(is_right[kept].mean(), abs=0.04)
 
 
+@pytest.mark.parametrize("known", [0, 2])
+def test_wrong_pairs_may_be_so_rare_that_trusted_pairs_show_none(known: int) -> None:
+    """A one-to-one choice in well translated texts: hardly a source without its translation is in a pair."""
+    draw = np.random.default_rng(5)
+    scores, _, is_right = text(0.5, draw)
+    kept, right, wrong = is_right | (draw.random(SOURCES) < 0.01), *drawn(40, draw)[:2]
+    pairs, trusted = ScoreCounts.of(scores[kept]), Planted(np.full(40, np.nan), right, np.ones(40, bool))
+    trusted.absent[:known] = wrong[:known]
+    judgement = judge_by_planting(pairs, SOURCES, trusted)
+    threshold = judgement.threshold(pairs, SOURCES)
+    assert threshold is not None
+    precision = is_right[kept & (scores >= threshold)].mean()
+    assert judgement.precision(pairs, threshold) == pytest.approx(precision, abs=0.02)
+    low, high = planting_interval(pairs, SOURCES, trusted, threshold)
+    assert 0.7 < low <= precision <= high
+
+
 @pytest.mark.parametrize("translated", [0.1, 0.4, 0.95])
 def test_scores_alone_tell_the_precision_roughly(translated: float) -> None:
     draw = np.random.default_rng(4)
@@ -109,3 +126,4 @@ def test_few_sentences_are_not_judged() -> None:
 def test_scores_are_counted_in_steps_and_added() -> None:
     counted = ScoreCounts.of(np.array([1.00004, 1.00009, -0.5])) + ScoreCounts.of(np.array([1.00001, 2.0], np.float32))
     assert counted.score.tolist() == pytest.approx([-0.5, 1.0, 2.0]) and counted.count.tolist() == [1, 3, 1]
+    assert [counted.threshold(count) for count in (1, 2, 4, 5)] == [2.0, 1.0, 1.0, -0.5]

@@ -1,6 +1,7 @@
 """Margins against their formulas, and the choice of pairs against loops over whole arrays."""
 
 import os
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,14 +11,14 @@ from tests.retrieval import plain_margins
 from tests.retrieval.test_neighbours import vectors
 from xrep.retrieval import margins
 from xrep.retrieval.in_memory import neighbours
-from xrep.retrieval.margins import MARGINS, RETRIEVALS, apply_margin, choose, margin_scores
+from xrep.retrieval.margins import Margin, Retrieval, apply_margin, choose, margin_scores
 from xrep.retrieval.topk import TopK
 
 X, Y = np.abs(vectors(60, 8, seed=1)), np.abs(vectors(45, 8, seed=2))
 """Vectors of positive numbers, whose cosines are all positive."""
 
 
-@pytest.mark.parametrize("margin", MARGINS)
+@pytest.mark.parametrize("margin", get_args(Margin))
 @pytest.mark.parametrize("k", [1, 4, 45])
 def test_scores_of_all_pairs(margin: str, k: int) -> None:
     expected = plain_margins.scores(X, Y, k, margin)
@@ -33,8 +34,8 @@ def test_a_mean_below_zero_makes_no_pair_the_best() -> None:
     np.testing.assert_allclose(scores, [-np.inf, 1.25])
 
 
-@pytest.mark.parametrize("margin", MARGINS)
-@pytest.mark.parametrize("retrieval", RETRIEVALS)
+@pytest.mark.parametrize("margin", get_args(Margin))
+@pytest.mark.parametrize("retrieval", get_args(Retrieval))
 def test_candidates_are_those_of_the_plain_version(margin: str, retrieval: str) -> None:
     found = choose(*neighbours(X, Y, 4, 4), margin, retrieval)
     expected = plain_margins.pairs(X, Y, 4, margin, retrieval)
@@ -43,7 +44,7 @@ def test_candidates_are_those_of_the_plain_version(margin: str, retrieval: str) 
     np.testing.assert_allclose(found.score, sorted(expected.values(), reverse=True), atol=2e-6)
 
 
-@pytest.mark.parametrize("retrieval", RETRIEVALS)
+@pytest.mark.parametrize("retrieval", get_args(Retrieval))
 def test_one_to_one_takes_the_best_pair_that_is_free(retrieval: str) -> None:
     near = neighbours(X, Y, 4, 4)
     found = choose(*near, "ratio", retrieval, one_to_one=True)
@@ -61,7 +62,7 @@ def test_one_to_one_takes_the_best_pair_that_is_free(retrieval: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("one_to_one", [False, True])
-@pytest.mark.parametrize("retrieval", RETRIEVALS)
+@pytest.mark.parametrize("retrieval", get_args(Retrieval))
 def test_blocks_in_files_are_those_in_memory(tmp_path, monkeypatch, retrieval, one_to_one):
     """Rows occur several times, so that many scores are equal."""
     near = neighbours(np.tile(X, (4, 1)), np.tile(Y, (5, 1)), 4, 4)

@@ -12,6 +12,7 @@ from xrep.errors import UserError
 from xrep.files import naming
 from xrep.inference.judging import sample_alone
 from xrep.inference.nearest import OTHER, Merge
+from xrep.inference.pair_files import PAIRS, write_pairs
 from xrep.inference.planted import TrustedPairs
 from xrep.inference.settings import MiningOptions
 from xrep.inference.text_sides import TextSide
@@ -26,14 +27,13 @@ from xrep.metrics.mined import (
 )
 from xrep.retrieval.margins import choose_in_blocks
 from xrep.store.arrays import ArrayFile
-from xrep.text.tmx import write_memory
 
-MINED_FILE, _CHOSEN = "pairs.tsv", "chosen.npy"
+_CHOSEN = "chosen.npy"
 _CHOSEN_BYTES = 1 << 20
 """Bytes of pairs that are written at a time."""
 _PROBABLE = 0.5
-"""Least precision of a threshold that the scores alone have chosen, if any threshold has it: else too much noise would
-be written on a rough judgement."""
+"""Least precision of a threshold that the scores alone have chosen, if any threshold has it and the user names none:
+else too much noise would be written on a rough judgement."""
 
 
 class ChoosePairs(Stage):
@@ -48,23 +48,19 @@ class ChoosePairs(Stage):
         merge: Merge,
         options: MiningOptions,
         trusted: TrustedPairs | None,
-        languages: tuple[str, str] | None,
+        output: str,
+        languages: tuple[str, str],
     ) -> None:
-        """``languages`` are those of a translation memory; None writes lines."""
-        self._languages = languages
+        """``output`` tells the format, and ``languages`` are names of its columns."""
+        self._output, self._languages = output, languages
         self._x, self._y, self._merge, self._options, self._trusted = x, y, merge, options, trusted
 
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
         pairs = self._choose(folder / _CHOSEN)
         threshold, judged = self._judge(pairs)
-        rows, written = self._rows(folder / _CHOSEN, -np.inf if threshold is None else threshold), 0
-        with naming(folder), open(folder / MINED_FILE, "w", encoding="utf-8", newline="\n") as file:
-            if self._languages:
-                written = write_memory(file, self._languages, rows)
-            else:
-                for score, source, target in rows:
-                    file.write(f"{score:.6f}\t{source}\t{target}\n")
-                    written += 1
+        rows = self._rows(folder / _CHOSEN, -np.inf if threshold is None else threshold)
+        with naming(folder), open(folder / PAIRS, "w", encoding="utf-8", newline="\n") as file:
+            written = write_pairs(file, self._output, ("score", *self._languages), rows)
         (folder / _CHOSEN).unlink()
         return {"pairs": written, "threshold": threshold, "judged": judged}
 
@@ -81,18 +77,21 @@ class ChoosePairs(Stage):
 
     def _judge(self, pairs: ScoreCounts) -> tuple[float | None, dict[str, float] | None]:
         """Return the threshold, and what is known of the pairs that reach it."""
-        options, k, sources, planted = self._options, self._options.neighbours, len(self._x.side), None
+        options, sources = self._options, len(self._x.side)
         x, y = (self._merge.found(side) for side in OTHER)
-        if self._trusted:
-            planted = self._trusted.planted(x, y)
+        planted = self._trusted.planted(x, y) if self._trusted else None
+        if planted:
             judgement = judge_by_planting(pairs, sources, planted)
         else:
-            judgement = judge_alone(sample_alone(x, y, k, options.margin))
+            judgement = judge_alone(sample_alone(x, y, options.neighbours, options.margin))
         if judgement is None:
+            if options.least_precision is not None:
+                cure = "give trusted pairs, or `threshold` instead of `least_precision`"
+                raise UserError("too few sentences to judge their scores", cure=cure)
             return options.threshold, None
         threshold = self._threshold(pairs, sources, judgement)
-        at = -np.inf if threshold is None else threshold
-        judged = {
+        at, of_trusted = -np.inf if threshold is None else threshold, dict[str, float]()
+        shares = {
             "precision": judgement.precision(pairs, at),
             "recall": judgement.recall(pairs, at, sources),
             "translated": judgement.translated,
@@ -100,24 +99,25 @@ class ChoosePairs(Stage):
         if self._trusted and planted:
             low, high = planting_interval(pairs, sources, planted, at)
             found, mistaken = np.mean(planted.is_right & (planted.present >= at)), np.mean(planted.absent >= at)
-            judged |= {"precision_low": low, "precision_high": high, "found": found, "mistaken": mistaken}
-        judged = {name: 100 * float(share) for name, share in judged.items()}
-        if self._trusted and planted:
-            judged |= {**self._trusted.counts, "misfit": planting_misfit(pairs, sources, planted, judgement.translated)}
-        return threshold, judged
+            shares |= {"precision_low": low, "precision_high": high, "found": found, "mistaken": mistaken}
+            misfit = planting_misfit(pairs, sources, planted, judgement.translated)
+            of_trusted = {**self._trusted.counts, "misfit": misfit}
+        return threshold, {name: 100 * float(share) for name, share in shares.items()} | of_trusted
 
     def _threshold(self, pairs: ScoreCounts, sources: int, judgement: Judgement) -> float | None:
-        options = self._options
+        options, least = self._options, self._options.least_precision
         if options.threshold is not None:
             return options.threshold
-        threshold = judgement.threshold(pairs, sources, options.least_precision)
-        if threshold is not None and not self._trusted and judgement.precision(pairs, threshold) < _PROBABLE:
-            probable = judgement.threshold(pairs, sources, _PROBABLE)
-            threshold = float(pairs.score[-1]) if probable is None else probable
-        if threshold is None and options.least_precision is not None:
+        threshold = judgement.threshold(pairs, sources, least)
+        if threshold is None and least is not None:
             best = judgement.precision(pairs, pairs.score[-1]) if len(pairs.score) else 0.0
             cure = f"lower `least_precision`, to {np.floor(1000 * best) / 1000:g} at most"
-            raise UserError(f"no threshold has a precision of {options.least_precision:g}", cure=cure)
+            raise UserError(f"no threshold has a precision of {least:g}", cure=cure)
+        if threshold is None or least is not None or self._trusted:
+            return threshold
+        if judgement.precision(pairs, threshold) < _PROBABLE:
+            probable = judgement.threshold(pairs, sources, _PROBABLE)
+            threshold = float(pairs.score[-1]) if probable is None else probable
         return threshold
 
     def _rows(self, file: Path, least: float) -> Iterator[tuple[float, Any, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -25,7 +25,7 @@ from xrep.registry import IMPORTED, import_plugin
 from xrep.store import addresses
 from xrep.store.addresses import is_local
 from xrep.store.arrays import ArrayFile, block_bounds
-from xrep.store.texts import TEXT_FILES, Texts, write_lines
+from xrep.store.texts import TEXT_FILES, Texts, line_hash, write_lines
 from xrep.store.vectors import VECTORS_MANIFEST, Manifest, Origin, VectorPart, Vectors, text_digest
 from xrep.text.examples import read_text
 from xrep.text.languages import canonical, check_language
@@ -33,7 +33,7 @@ from xrep.text.languages import canonical, check_language
 PART_CHUNKS = 16
 """Number of such chunks in each part of a folder of vectors."""
 _PART = re.compile(r"part-\d{5}-[0-9a-f]{16}\.npy")
-VECTORS, HASHES = "vectors.npy", "hashes.npy"
+VECTORS = "vectors.npy"
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,14 @@ class TextSource(Remade):
         raise NotImplementedError
 
 
+class VectorSource(Remade):
+    """What has vectors when its stage is complete."""
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        raise NotImplementedError
+
+
 class Read(TextSource, Stage):
     """Copy texts to files in which any line can be read; a unit is a file.
 
@@ -95,6 +103,7 @@ class Read(TextSource, Stage):
         self, name: str, files: Sequence[str], lang: str | None, form: Literal["line", "stripped", "words"] = "line"
     ) -> None:
         self.name, self.files, self._lang, self._form = f"read-{name}", files, lang, form
+        self._hash_of: Callable[[str], int] = line_hash
 
     @cached_property
     def units(self) -> Sequence[str]:
@@ -106,20 +115,16 @@ class Read(TextSource, Stage):
             return write_words(folder, numbered)
         if self._form == "line":
             return {"rows": write_lines(folder, numbered)}
-        return {"rows": write_hashed(folder, numbered)}
+        return {"rows": self.copy(folder, numbered)}
+
+    def copy(self, folder: Path, numbered: Iterable[tuple[int, str]]) -> int:
+        """Copy lines without white space at both ends, and hashes of them, and return their number."""
+        return write_lines(folder, ((line, text.strip()) for line, text in numbered), self._hash_of)
 
     @cached_property
     def texts(self) -> Texts:
         files = [[result.files[name] for name in TEXT_FILES] for result in self.results]
         return Texts(files, [result.facts["rows"] for result in self.results])
-
-
-def write_hashed(folder: Path, numbered: Iterable[tuple[int, str]]) -> int:
-    """Copy lines without white space at both ends, and hashes of them, as ``write_lines`` does."""
-    hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,))
-    rows = write_lines(folder, ((line, text.strip()) for line, text in numbered), hashes)
-    hashes.close()
-    return rows
 
 
 def write_words(folder: Path, numbered: Iterable[tuple[int, str]]) -> dict[str, int]:
@@ -137,7 +142,7 @@ def write_words(folder: Path, numbered: Iterable[tuple[int, str]]) -> dict[str, 
     return {"lines": lines, "rows": rows}
 
 
-class Encode(Stage):
+class Encode(VectorSource, Stage):
     """Compute the vectors of the lines that were read; a unit is a chunk of them."""
 
     unit = "lines"

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
-from xrep.inference.choosing import MINED_FILE, ChoosePairs
+from xrep.inference.choosing import ChoosePairs
 from xrep.inference.encoding import HeldEncoder
 from xrep.inference.nearest import search_stages
+from xrep.inference.pair_files import check_format, run_pairs_job
 from xrep.inference.planted import TrustedPairs
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import MiningOptions
 from xrep.inference.text_sides import Text, TextSide, search_origin
-from xrep.jobs.engines import LOCAL, Engine, run_job
-from xrep.jobs.outputs import job_address, states_of
-from xrep.jobs.plan import Job
-from xrep.store import addresses
+from xrep.jobs.engines import LOCAL, Engine
+from xrep.jobs.outputs import states_of
 from xrep.text.find import Bitext
 from xrep.text.languages import canonical
-from xrep.version import __version__
+from xrep.text.records import ending_of, has_records
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,8 @@ def mine(
     engine: Engine = LOCAL,
     show_progress: bool = False,
 ) -> Mined | None:
-    """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first; or as
-    a translation memory if the output is called ``*.tmx``.
+    """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first; or,
+    if the output is called so, ``*.tmx``, with the score as a property, or ``*.jsonl``.
 
     Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
     1) are written. Texts, vectors and neighbours are kept in ``{output}.job`` until the pairs are written, and a second
@@ -81,57 +79,43 @@ def mine(
         engine: What does the units. None is returned by processes that share the work and had nothing left to do.
 
     Raises:
-        UserError: If a side is invalid or, for a memory, without its text or language, there are fewer sentences than
+        UserError: If a side is invalid or, for records, without its text or language, there are fewer sentences than
             neighbours, fewer than 30 trusted pairs, no threshold is as precise as is wanted, or there is an unfinished
             job with other inputs or options.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    began = time.monotonic()
+    check_format(output)
+    languages = _languages(source, target, output)
     held = HeldEncoder(encoder) if encoder else None
     # One more neighbour tells what a source would be paired with if its best candidate were not there.
     k = options.neighbours + (trusted is None)
     x, y = sides = [TextSide(text, output, held, options, k) for text in (source, target)]
     _check_vectors(x.made_by, y.made_by)
-    found, merge = search_stages(x, y, options.index, options.probes, options.index_gigabytes, options.device)
+    found, merge = search_stages(x, y, options)
     pairs = _trusted_pairs(trusted, (x, y), held, options) if trusted else None
-    languages = _memory_languages(source, target) if _is_memory(output) else None
-    choose = ChoosePairs(x, y, merge, options, pairs, languages)
+    choose = ChoosePairs(x, y, merge, options, pairs, str(output), languages)
     stages = [*(stage for side in sides for stage in side.stages), *(pairs.stages if pairs else [])]
     inputs = {"source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
     inputs["trusted"] = trusted and {**asdict(trusted), "files": states_of(trusted.paths)}
-    facts = {name: value for name, value in asdict(options).items() if name != "device"} | inputs
-    job = Job(job_address(output), "mine", facts, [*stages, *found, choose])
 
-    def finish() -> dict[str, Any]:
-        (chosen,) = choose.results
-        addresses.publish(chosen.files[MINED_FILE], output)
-        counts = [side.counts for side in sides]
-        return {
-            "path": str(output),
-            **chosen.facts,
-            "sources": counts[0]["sentences"],
-            "targets": counts[1]["sentences"],
-            "empty": tuple(count["empty"] for count in counts),
-            "duplicates": tuple(count["duplicates"] for count in counts),
-            "inputs": inputs,
-            "settings": asdict(options),
-            "version": __version__,
-            "seconds": time.monotonic() - began,
-        }
+    def counts() -> dict[str, Any]:
+        (of_x, of_y), names = (side.distinct.counts for side in sides), ("empty", "duplicates")
+        lines = {name: (of_x[name], of_y[name]) for name in names}
+        return {"sources": of_x["sentences"], "targets": of_y["sentences"], **lines, "inputs": inputs}
 
-    mined = run_job(job, engine, finish, str(output), show_progress=show_progress)
+    mined = run_pairs_job("mine", output, options, inputs, [*stages, *found, choose], engine, show_progress, counts)
     return Mined(**mined) if mined else None
 
 
-def _is_memory(output: str | Path) -> bool:
-    return str(output).lower().endswith(".tmx")
-
-
-def _memory_languages(source: Text, target: Text) -> tuple[str, str]:
+def _languages(source: Text, target: Text, output: str | Path) -> tuple[str, str]:
+    """Return the names of both sides in the output: in records, these are their languages."""
+    if not has_records(output):
+        return source.name, target.name
     for side in (source, target):
         if side.text is None or side.lang is None:
+            problem = f".{ending_of(output)} needs the text and the language of the {side.name}"
             cure = f"give `{side.name}` and `{side.name}_lang`, or an output FILE.tsv"
-            raise UserError(f"a translation memory needs the text and the language of the {side.name}", cure=cure)
+            raise UserError(problem, path=output, cure=cure)
     return canonical(str(source.lang)), canonical(str(target.lang))
 
 
@@ -151,6 +135,6 @@ def _check_vectors(one: tuple[str, int, str | None], another: tuple[str, int, st
     (path, size, encoder), (other, other_size, other_encoder) = one, another
     problem = f"vectors of {size} numbers, but {other} has {other_size}" if size != other_size else ""
     if encoder and other_encoder and encoder != other_encoder:
-        problem = f"vectors of another encoder or precision than those of {other}"
+        problem = f"vectors of another encoder, precision or prompt than those of {other}"
     if problem:
-        raise UserError(problem, path=path, cure="encode both sides with one encoder")
+        raise UserError(problem, path=path, cure="encode both sides in the same way")

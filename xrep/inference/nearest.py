@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from xrep.inference.settings import SearchOptions
 from xrep.jobs.plan import Advance, Remade, Stage, UnitResult
 from xrep.retrieval.ivf import PartIndex, parts_of, trained_index
 from xrep.retrieval.tiles import TILE_ROWS, Operand, search_tile
@@ -62,10 +63,6 @@ class Side:
     def dtype(self) -> np.dtype:
         """The type of the numbers in the file."""
         return self.vectors.dtype
-
-    def numbers(self, sentences: np.ndarray) -> np.ndarray:
-        """Return the rows of some sentences in the vectors."""
-        return sentences if self.rows is None else self.rows.read(sentences)
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return the vectors of some sentences: float32 [n, D], L2-normalised."""
@@ -295,11 +292,9 @@ class SearchParts(Search):
     Where a sentence has fewer than k neighbours, the index is -1 and the similarity -inf.
     """
 
-    def __init__(
-        self, train: TrainIndex, x: SideSource, y: SideSource, index: str, probes: int, gigabytes: float
-    ) -> None:
+    def __init__(self, train: TrainIndex, x: SideSource, y: SideSource, options: SearchOptions) -> None:
         super().__init__(x, y)
-        self._train, self._index, self._probes, self._gigabytes = train, index, probes, gigabytes
+        self._train, self._options = train, options
 
     @cached_property
     def units(self) -> Sequence[tuple[Label, int, tuple[int, int], tuple[int, int]]]:
@@ -309,7 +304,9 @@ class SearchParts(Search):
             (label, part, bounds, queries)
             for label, k in self.k.items()
             if k
-            for part, bounds in enumerate(parts_of(self._index, self.sides[OTHER[label]], self._gigabytes))
+            for part, bounds in enumerate(
+                parts_of(self._options.index, self.sides[OTHER[label]], self._options.index_gigabytes)
+            )
             for queries in block_bounds(len(self.sides[label]), MOST_ROWS)
         ]
 
@@ -326,7 +323,8 @@ class SearchParts(Search):
             self._held.clear()  # to free its memory before the next one is built
             other = OTHER[label]
             trained, rows = self._train.index(other), self.sides[other].held(*bounds)
-            self._held[label, part] = PartIndex(self._index, trained, rows, bounds[0], self._probes)
+            how = self._options.index, trained, rows, bounds[0], self._options.probes
+            self._held[label, part] = PartIndex(*how)
         best = TopK.none(stop - start, self.k[label])
         self._held[label, part].search(self.sides[label], start, stop, best, advance)
         np.save(folder / f"{label}.npy", _bits(best))
@@ -371,11 +369,12 @@ class Merge(Search):
         return (self.layers(label) or self._search.layers(label))[0]
 
 
-def search_stages(
-    x: SideSource, y: SideSource, index: str, probes: int, gigabytes: float, device: str
-) -> tuple[list[Stage], Merge]:
-    """Return the stages of a search for neighbours, exact if ``index`` is flat, and the last one, which has them."""
-    train = TrainIndex(x, y, index)
-    search = SearchAll(x, y, device) if index == "flat" else SearchParts(train, x, y, index, probes, gigabytes)
+def search_stages(x: SideSource, y: SideSource, options: SearchOptions) -> tuple[list[Stage], Merge]:
+    """Return the stages of a search for neighbours, and the last one, which has them."""
+    if options.index == "flat":
+        first, search = [], SearchAll(x, y, options.device)
+    else:
+        train = TrainIndex(x, y, options.index)
+        first, search = [train], SearchParts(train, x, y, options)
     merge = Merge(search, x, y)
-    return [*([] if index == "flat" else [train]), search, merge], merge
+    return [*first, search, merge], merge

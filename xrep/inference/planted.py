@@ -9,36 +9,22 @@ import torch
 
 from xrep.errors import UserError
 from xrep.inference.aligned import ReadAligned
-from xrep.inference.encoding import HASHES, Encode, HeldEncoder
+from xrep.inference.distinct import SearchedSide
+from xrep.inference.encoding import Encode, HeldEncoder
 from xrep.inference.judging import Neighbourhood, plant
-from xrep.inference.nearest import FoundNeighbours, SearchAll, Side, SideSource
+from xrep.inference.nearest import FoundNeighbours, SearchAll
 from xrep.inference.settings import MiningOptions
 from xrep.inference.text_sides import TextSide
 from xrep.jobs.plan import Remade, Stage
 from xrep.metrics.mined import Planted
 from xrep.retrieval.topk import pair_similarities
+from xrep.store.texts import HASHES
 from xrep.store.vectors import Origin
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.find import Bitext
 
 _FEWEST = 30
 """Number of trusted pairs that are needed."""
-
-
-class PlantedSide(SideSource):
-    """One side of the trusted pairs, of which k neighbours are searched; or, with k = 0, the text they are searched
-    in."""
-
-    def __init__(self, source: Encode | TextSide, k: int) -> None:
-        self._source, self._k = source, k
-
-    @cached_property
-    def k(self) -> int:
-        return self._k
-
-    @cached_property
-    def side(self) -> Side:
-        return Side(self._source.vectors, None) if isinstance(self._source, Encode) else self._source.side
 
 
 class TrustedPairs(Remade):
@@ -56,10 +42,8 @@ class TrustedPairs(Remade):
             for text, read, origin in zip(texts, self._read, origins, strict=True)
         ]
         self._search = [
-            SearchAll(
-                PlantedSide(self._encode[side], options.neighbours), PlantedSide(texts[1 - side], 0), options.device
-            )
-            for side in (0, 1)
+            SearchAll(SearchedSide(encode, options.neighbours), text.searched(0), options.device)
+            for encode, text in zip(self._encode, texts[::-1], strict=True)
         ]
         for text, search in zip(texts, self._search, strict=True):
             search.name = f"search-trusted-{text.name}"

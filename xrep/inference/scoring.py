@@ -3,40 +3,36 @@ job of units that any engine does."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
 
 from xrep.errors import UserError
 from xrep.files import naming
-from xrep.inference.aligned import ReadAligned
-from xrep.inference.encoding import Encode, HeldEncoder
-from xrep.inference.nearest import Merge, Side, SideSource, search_stages
+from xrep.inference.aligned import PairedSide, ReadAligned
+from xrep.inference.encoding import HeldEncoder
+from xrep.inference.nearest import Merge, search_stages
+from xrep.inference.pair_files import PAIRS, check_format, run_pairs_job, write_pairs
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import ScoringOptions
-from xrep.inference.text_sides import search_origin, sorted_hashes
-from xrep.jobs.engines import LOCAL, Engine, run_job
-from xrep.jobs.outputs import job_address, states_of
-from xrep.jobs.plan import Advance, Job, Stage
+from xrep.inference.text_sides import search_origin
+from xrep.jobs.engines import LOCAL, Engine
+from xrep.jobs.outputs import states_of
+from xrep.jobs.plan import Advance, Stage
 from xrep.metrics.extraction import best_threshold
-from xrep.retrieval.margins import apply_margin, check_neighbours, neighbour_means
-from xrep.retrieval.topk import kth_largest, pair_similarities
-from xrep.store import addresses
-from xrep.store.arrays import ArrayFile, block_bounds
+from xrep.metrics.mined import ScoreCounts
+from xrep.retrieval.margins import apply_margin, neighbour_means
+from xrep.retrieval.topk import pair_similarities
+from xrep.store.arrays import block_bounds
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.find import Bitext
-from xrep.text.records import ending_of, has_records, plain_name
-from xrep.text.tmx import write_memory
-from xrep.version import __version__
 
-_PAIRS, _SCORES, _PLACES, _ROWS = "pairs", "scores.npy", "places.npy", "rows.npy"
+_SCORES = "scores.npy"
 _BLOCK = 1 << 13
 """Number of pairs that are scored at a time."""
 _BINS, _LEAST = 50, np.float32(-1e9)
@@ -99,87 +95,24 @@ def score_pairs(
             pair is left, there are fewer sentences than neighbours, or no threshold is as precise as is wanted.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    began = time.monotonic()
-    if plain_name(output) != Path(output).name or (has_records(output) and ending_of(output) not in ("tmx", "jsonl")):
-        raise UserError("this format is not written", path=output, cure="name it .tsv, .tmx or .jsonl")
+    check_format(output)
     if trusted and (options.keep is not None or options.threshold is not None):
         raise UserError("the trusted pairs choose the threshold", cure="leave out `keep` and `threshold`, or `trusted`")
     if options.least_precision is not None and trusted is None:
         raise UserError("`least_precision` is that of trusted pairs", cure="give `trusted`")
     rules, held, aligned = cleaning or CleaningOptions(), HeldEncoder(encoder), [bitext, *filter(None, [trusted])]
     read = [ReadAligned(side, aligned, files, rules) for side, files in enumerate(background)]
-    x, y = sides = [PairedSide(name, one, held, options) for name, one in zip(("source", "target"), read, strict=True)]
-    how = options.index, options.probes, options.index_gigabytes, options.device
-    found, merge = search_stages(x, y, *how) if options.margin != "absolute" else ([], None)
+    k = 1 if options.margin == "absolute" else options.neighbours
+    x, y = sides = [PairedSide(one, held, search_origin(encoder, one.lang, options), k) for one in read]
+    found, merge = search_stages(x, y, options) if options.margin != "absolute" else ([], None)
     scores = ScorePairs(x, y, merge, options)
     write = WriteScored(scores, bitext.languages, str(output), options)
     files = [*(path for one in aligned for path in one.paths), *background[0], *background[1]]
-    facts = {**asdict(options), "cleaning": asdict(rules), "input": states_of(files), "encoder": held.fingerprint}
+    facts = {"cleaning": asdict(rules), "input": states_of(files), "encoder": held.fingerprint}
     facts |= {"bitext": asdict(bitext), "trusted": trusted and asdict(trusted), "background": background}
-    facts.pop("device")
-    job = Job(job_address(output), "score", facts, [*(s for side in sides for s in side.stages), *found, scores, write])
-
-    def finish() -> dict[str, Any]:
-        (written,) = write.results
-        addresses.publish(written.files[_PAIRS], output)
-        made = {"path": str(output), "settings": asdict(options), "version": __version__}
-        return {**made, **written.facts, "seconds": time.monotonic() - began}
-
-    scored = run_job(job, engine, finish, str(output), show_progress=show_progress)
+    stages = [*(stage for side in sides for stage in side.stages), *found, scores, write]
+    scored = run_pairs_job("score", output, options, facts, stages, engine, show_progress)
     return ScoredPairs(**scored) if scored else None
-
-
-class NumberSentences(Stage):
-    """Number the different sentences of a side, in the order in which they first occur, and note which one each line
-    has, -1 if none. What grows with the text is in files."""
-
-    unit = "texts"
-
-    def __init__(self, name: str, read: ReadAligned, least: int) -> None:
-        """``least`` is the smallest number of sentences that will do."""
-        self.name, self._read, self._least = f"number-{name}", read, least
-
-    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
-        keys, rows, _ = sorted_hashes(self._read, folder)
-        places = np.lib.format.open_memmap(folder / _PLACES, "w+", np.int64, (rows,))
-        places[:] = -1
-        for part_N2 in keys.parts():  # at first, the place of a sentence is the first row that has it
-            _, first, which = np.unique(part_N2[:, 0], return_index=True, return_inverse=True)
-            places[part_N2[:, 1].astype(np.int64)] = part_N2[first[which], 1].astype(np.int64)
-        count, distinct = 0, ArrayFile.create(folder / _ROWS, np.int64)
-        for start, stop in block_bounds(rows, _BLOCK):
-            numbers, of_first = np.arange(start, stop), places[start:stop].copy()
-            firsts, others = numbers[of_first == numbers], (of_first >= 0) & (of_first != numbers)
-            places[firsts] = np.arange(count, count + len(firsts))
-            places[numbers[others]] = places[of_first[others]]
-            distinct.append(firsts)
-            count += len(firsts)
-        check_neighbours(self._least, count)
-        distinct.close()
-        places.flush()
-        return {"sentences": count}
-
-
-class PairedSide(SideSource):
-    """One side of the pairs as stages: its text is read, its different sentences are numbered, and it is encoded."""
-
-    def __init__(self, name: str, read: ReadAligned, encoder: HeldEncoder, options: ScoringOptions) -> None:
-        self.read, self._k = read, 1 if options.margin == "absolute" else options.neighbours
-        self._encode = Encode(name, read, encoder, search_origin(encoder.encoder, read.lang, options))
-        self._numbers = NumberSentences(name, read, self._k)
-        self.stages: list[Stage] = [read, self._numbers, self._encode]
-
-    @cached_property
-    def k(self) -> int:
-        return self._k
-
-    @cached_property
-    def side(self) -> Side:
-        return Side(self._encode.vectors, self._numbers.results[0].array(_ROWS))
-
-    def places(self, lines: np.ndarray) -> np.ndarray:
-        """Return which sentence each of some lines has; -1: none."""
-        return self._numbers.results[0].array(_PLACES).read(lines)
 
 
 class ScorePairs(Stage):
@@ -209,13 +142,14 @@ class ScorePairs(Stage):
 
     def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> dict[str, Any]:
         lines, (text, trusted) = np.arange(*unit), self.counts
+        of_x, of_y = self.x.distinct.numbers, self.y.distinct.numbers
         shifted = lines >= text + trusted
         sources = lines - trusted * shifted
-        kept = text + np.flatnonzero(self.x.places(np.arange(text, text + trusted)) >= 0)  # by the rules
+        kept = text + np.flatnonzero(of_x.read(np.arange(text, text + trusted)) >= 0)  # by the rules
         behind, targets = np.searchsorted(kept, sources[shifted], "right"), sources.copy()
         targets[shifted] = kept[behind % max(1, len(kept))]
-        x, y = self.x.places(sources), self.y.places(targets)
-        is_right = (x == self.x.places(targets)) | (y == self.y.places(sources))  # although it may be shifted
+        x, y = of_x.read(sources), of_y.read(targets)
+        is_right = (x == of_x.read(targets)) | (y == of_y.read(sources))  # although it may be shifted
         there = (x >= 0) & (y >= 0) & ~(shifted & is_right)
         scores = np.full((len(lines), 2), np.nan, np.float32)
         if there.any():
@@ -254,6 +188,9 @@ class WriteScored(Stage):
         dropped, options = self._scores.x.read.results[0].facts["dropped"], self._options
         left, threshold, figures = pairs - sum(dropped.values()), options.threshold, None
         right, wrong = np.empty((2, 0), np.float32)
+        of_text = ScoreCounts.of(np.empty(0))
+        for _, block in self._scores.blocks():
+            of_text += ScoreCounts.of(block[~np.isnan(block[:, 0]), 0])
         if trusted:
             scores = np.concatenate([block[:, 0] for _, block in self._scores.blocks(trusted=True)])
             right, wrong = (some[~np.isnan(some)] for some in np.split(scores, 2))
@@ -262,11 +199,11 @@ class WriteScored(Stage):
             figures = {name: float(vars(found)[name]) for name in ("precision", "recall", "f1")}
         elif options.keep is not None:
             count = min(left, max(1, round(options.keep * pairs)))
-            threshold = kth_largest(lambda: (block[:, 0] for _, block in self._scores.blocks()), count)
+            threshold = of_text.threshold(count)
         least = -np.inf if threshold is None else threshold
-        written = sum(len(_reaching(block, least)) for _, block in self._scores.blocks())
-        with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
-            self._write(file, self._rows(least))
+        with naming(folder), open(folder / PAIRS, "w", encoding="utf-8", newline="\n") as file:
+            names = "score", "cosine", *self._languages
+            written = write_pairs(file, self._output, names, self._rows(least))
         if figures:
             kept, recall = written / left, figures["recall"] / 100
             fallout = int((wrong >= least).sum()) / max(1, len(wrong))
@@ -274,20 +211,7 @@ class WriteScored(Stage):
             precision = min(share * recall / max(kept, 1e-9), 1.0)
             figures |= {"estimated_right": 100 * share, "estimated_precision": 100 * precision}
         made = {"pairs": pairs, "written": written, "threshold": threshold, "dropped": dropped, "trusted": figures}
-        return {**made, "histogram": self._histogram({"right": right, "wrong": wrong})}
-
-    def _write(self, file: TextIO, rows: Iterator[tuple[float, float, str, str]]) -> None:
-        if ending_of(self._output) == "tmx":
-            write_memory(file, self._languages, ((score, source, target) for score, _, source, target in rows))
-            return
-        names, as_json = ("score", "cosine", *self._languages), ending_of(self._output) == "jsonl"
-        for score, cosine, *texts in rows:
-            if as_json:
-                values = (round(score, 6), round(cosine, 6), *texts)
-                file.write(json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=False) + "\n")
-            else:
-                source, target = (text.replace("\t", " ") for text in texts)
-                file.write(f"{score:.6f}\t{cosine:.6f}\t{source}\t{target}\n")
+        return {**made, "histogram": _histogram(of_text, {"right": right, "wrong": wrong})}
 
     def _rows(self, least: float) -> Iterator[tuple[float, float, str, str]]:
         texts = self._scores.x.read.texts, self._scores.y.read.texts
@@ -295,23 +219,13 @@ class WriteScored(Stage):
             kept = _reaching(scores, least)
             yield from zip(*scores[kept].T.tolist(), *(some.take(start + kept) for some in texts), strict=True)
 
-    def _histogram(self, trusted: dict[str, np.ndarray]) -> dict[str, list[float]]:
-        def blocks() -> Iterator[np.ndarray]:
-            return (some[~np.isnan(some[:, 0]), 0] for _, some in self._scores.blocks())
 
-        def count(some: np.ndarray) -> np.ndarray:
-            return np.histogram(some.clip(edges[0], edges[-1]), edges)[0]
-
-        ends = [
-            end
-            for some in (block[block > _LEAST] for block in blocks())
-            if len(some)
-            for end in (some.min(), some.max())
-        ]
-        edges = np.linspace(min(ends, default=0), max(ends, default=1), _BINS + 1)
-        counts = {"text": np.sum([count(some) for some in blocks()], axis=0)}
-        counts |= {name: count(some) for name, some in trusted.items()}
-        return {name: some.tolist() for name, some in {"edges": edges, **counts}.items()}
+def _histogram(text: ScoreCounts, trusted: dict[str, np.ndarray]) -> dict[str, list[float]]:
+    inner = text.score[text.score > _LEAST]
+    edges = np.linspace(*((inner[0], inner[-1]) if len(inner) else (0, 1)), _BINS + 1)
+    counts = {"edges": edges, "text": np.histogram(text.score.clip(edges[0], edges[-1]), edges, weights=text.count)[0]}
+    counts |= {name: np.histogram(some.clip(edges[0], edges[-1]), edges)[0] for name, some in trusted.items()}
+    return {name: some.tolist() for name, some in counts.items()}
 
 
 def _reaching(scores: np.ndarray, least: float) -> np.ndarray:

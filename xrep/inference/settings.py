@@ -84,7 +84,8 @@ class ScoringOptions(MarginOptions):
     """
 
     keep: Annotated[float, "(0, 1]"] | None = None
-    """Write this share of all pairs that were read, the best ones. Of equal scores, all are written."""
+    """Write this share of all pairs that were read, the best ones. Of scores that are equal to four decimals, all
+    are written."""
     threshold: float | None = None
     """Write the pairs with this score or more."""
     least_precision: Annotated[float, "(0, 1]"] | None = None
@@ -119,8 +120,6 @@ class NegativeOptions(SearchOptions):
     """Leave out candidates whose score is above this value."""
     min_score: ScoreBound | None = None
     """Leave out candidates whose score is below this value: they would be too easy."""
-    max_percentile: Annotated[float, "[0, 100]"] | None = None
-    """Leave out candidates whose score is above this percentile of the scores of all true translations."""
     sampling_strategy: Literal["top", "random"] = "top"
     """Which of the remaining candidates are taken: the nearest, or any of them at random."""
     seed: CountOrZero = 1

@@ -1,4 +1,4 @@
-"""One side of a search as stages of a job: its text or vectors, without sentences that are empty or repeated."""
+"""One side of mining as stages of a job: its text or vectors, without sentences that are empty or repeated."""
 
 from __future__ import annotations
 
@@ -11,28 +11,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from xrep.data.disk_sort import DiskSort
 from xrep.errors import UserError
 from xrep.hashing import hash_bytes
-from xrep.inference.encoding import HASHES, Encode, HeldEncoder, Read, origin_of
-from xrep.inference.nearest import Side, SideSource
+from xrep.inference.distinct import HASHED_BYTES, Distinct, SearchedSide
+from xrep.inference.encoding import Encode, HeldEncoder, Read, VectorSource, origin_of
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import MiningOptions, SearchOptions
 from xrep.jobs.outputs import repeatable, states_of
 from xrep.jobs.plan import Advance, Stage
 from xrep.retrieval.ivf import make_index
-from xrep.retrieval.margins import check_neighbours, first_of_each
 from xrep.store import addresses
-from xrep.store.arrays import READ_BYTES, ArrayFile, block_bounds
-from xrep.store.texts import Texts
+from xrep.store.arrays import READ_BYTES, block_bounds
+from xrep.store.texts import HASHES
 from xrep.store.vectors import Origin, Vectors, text_digest
 from xrep.text.languages import canonical
 
-_ROWS = "rows.npy"
 _CHECKED_ROWS = 1 << 18
 """Number of vectors that are checked as a unit."""
-_HASHED_BYTES = 1 << 20
-"""Bytes of hashes that are sorted at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,65 +41,47 @@ class Text:
     lang: str | None = None
 
 
-class TextSide(SideSource):
-    """One side of the search as stages: its text is read, its vectors are computed or checked, and sentences that are
-    empty or repeated are left out."""
+class TextSide(SearchedSide):
+    """One side of the search as stages: its text is read, sentences that are empty or repeated are left out, and the
+    vectors of the others are computed or, if they were given, checked."""
 
     def __init__(
         self, text: Text, output: str | Path, encoder: HeldEncoder | None, options: MiningOptions, k: int
     ) -> None:
         """``k`` neighbours are searched of each sentence, of which the margin uses some."""
-        self.name, self._k, self._neighbours = text.name, k, options.neighbours
+        self.name = text.name
         files = [repeatable(file, output) for file in (addresses.matching_files(str(text.text)) if text.text else ())]
         lang = text.lang and canonical(text.lang)
         self._read = Read(text.name, files, lang, "stripped") if files else None
         self.facts: dict[str, Any] = {"text": states_of(files), "lang": lang}
         if text.vectors:
-            self._origin = CheckVectors(text, self._read)
+            given = CheckVectors(text, self._read)
+            self.distinct = Distinct(text.name, self._read or given, options.neighbours)
+            self.stages: list[Stage] = [*filter(None, [self._read]), given, self.distinct]
+            self.made_by = given.made_by
             self.facts["vectors"] = states_of([text.vectors])
+            super().__init__(given, k, self.distinct)
         elif self._read is None or encoder is None:
             raise UserError(f"no vectors of the {text.name}", cure="give them, or a text and an encoder")
         else:
-            self._origin = Encode(text.name, self._read, encoder, search_origin(encoder.encoder, lang, options))
-        self._distinct = Distinct(text.name, self._read or self._origin)
-        self.stages: list[Stage] = [stage for stage in (self._read, self._origin, self._distinct) if stage]
-
-    @property
-    def made_by(self) -> tuple[str, int, str | None]:
-        """The path of the vectors or of the encoder, the size of the vectors, and the encoder's fingerprint."""
-        if isinstance(self._origin, Encode):
-            return self._origin.encoder.path, self._origin.origin.size, self._origin.origin.encoder
-        vectors = self._origin.vectors
-        return vectors.path, vectors.size, vectors.manifest and vectors.manifest.origin.encoder
-
-    @cached_property
-    def k(self) -> int:
-        return self._k
-
-    @cached_property
-    def side(self) -> Side:
-        """The sentences to compare; a UserError says that they are fewer than the neighbours of the margin."""
-        (distinct,) = self._distinct.results
-        check_neighbours(self._neighbours, distinct.facts["sentences"])
-        return Side(self._origin.vectors, distinct.array(_ROWS) if _ROWS in distinct.files else None)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The numbers of sentences to compare, and of empty and repeated ones."""
-        return self._distinct.results[0].facts
+            self.distinct = Distinct(text.name, self._read, options.neighbours)
+            origin = search_origin(encoder.encoder, lang, options)
+            encode = Encode(text.name, self.distinct, encoder, origin)
+            self.stages = [self._read, self.distinct, encode]
+            self.made_by = encoder.path, origin.size, origin.encoder
+            super().__init__(encode, k)
 
     def has(self, hashes: np.ndarray) -> np.ndarray:
         """Return which hashes of sentences are those of lines of the text, bool [n]; none if there is no text."""
         there = np.zeros(len(hashes), bool)
         for result in self._read.results if self._read else ():
-            for _, known in result.array(HASHES).blocks(_HASHED_BYTES):
+            for _, known in result.array(HASHES).blocks(HASHED_BYTES):
                 there |= np.isin(hashes, known[:, 0])
         return there
 
     def columns(self, chosen: np.ndarray) -> Iterable[object]:
         """Return what is written of some sentences: their lines or, if there is no text, their numbers from 1."""
-        rows = self.side.numbers(chosen)
-        return fields(self._read.texts, rows) if self._read else (rows + 1).tolist()
+        return self.distinct.texts.take(chosen) if self._read else (self.distinct.rows.read(chosen) + 1).tolist()
 
 
 def search_origin(
@@ -119,7 +96,7 @@ def search_origin(
     return origin_of(encoder, lang, dtype="float16", batch_tokens=options.batch_tokens, normalize=True, prompt=prompt)
 
 
-class CheckVectors(Stage):
+class CheckVectors(VectorSource, Stage):
     """Check vectors that were given: those of a folder by the checksums of the lines, others by their numbers. A unit
     is a part of a folder, or some rows."""
 
@@ -132,6 +109,11 @@ class CheckVectors(Stage):
     def vectors(self) -> Vectors:
         assert self._text.vectors
         return Vectors(self._text.vectors)
+
+    @property
+    def made_by(self) -> tuple[str, int, str | None]:
+        """The path and the size of the vectors, and the fingerprint of their encoder."""
+        return self.vectors.path, self.vectors.size, self.vectors.manifest and self.vectors.manifest.origin.encoder
 
     @cached_property
     def units(self) -> Sequence[tuple[int, int]]:
@@ -163,43 +145,3 @@ class CheckVectors(Stage):
         if texts is None:
             np.save(folder / HASHES, hashes)
         return {"rows": stop - start}
-
-
-class Distinct(Stage):
-    """Choose the first of equal sentences, of which another stage has written the hashes. Memory holds a byte for each
-    sentence."""
-
-    unit = "texts"
-
-    def __init__(self, name: str, hashed: Stage) -> None:
-        self.name, self._hashed = f"distinct-{name}", hashed
-
-    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
-        keys, rows, filled = sorted_hashes(self._hashed, folder)
-        first = np.zeros(rows, bool)
-        for part_N2 in keys.parts():
-            first[part_N2[first_of_each(part_N2[:, 0]), 1].astype(np.int64)] = True
-        count = int(first.sum())
-        if count < rows:
-            chosen = ArrayFile.create(folder / _ROWS, np.int64)
-            for start, stop in block_bounds(rows, _CHECKED_ROWS):
-                chosen.append(start + np.flatnonzero(first[start:stop]))
-            chosen.close()
-        return {"sentences": count, "empty": rows - filled, "duplicates": filled - count}
-
-
-def sorted_hashes(hashed: Stage, folder: Path) -> tuple[DiskSort, int, int]:
-    """Return the hashes that a stage has written, each with its row among all rows; the number of rows; and of those
-    that have a hash."""
-    keys, rows, filled = DiskSort(folder, width=2), 0, 0
-    for result in hashed.results:
-        for _, hashes in result.array(HASHES).blocks(_HASHED_BYTES):
-            keys.add(hashes + np.array([0, rows], np.uint64))
-            filled += len(hashes)
-        rows += result.facts["rows"]
-    return keys, rows, filled
-
-
-def fields(lines: Texts, rows: np.ndarray) -> list[str]:
-    """Return some lines as fields of a TSV file, so without tabs."""
-    return [line.replace("\t", " ") for line in lines.take(rows)]

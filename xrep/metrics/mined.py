@@ -43,6 +43,10 @@ class ScoreCounts:
         score, place = np.unique(np.concatenate((self.score, other.score)), return_inverse=True)
         return ScoreCounts(score, np.bincount(place, np.concatenate((self.count, other.count))).astype(np.int64))
 
+    def threshold(self, count: int) -> float:
+        """Return the highest threshold that at least so many pairs reach, which there are."""
+        return float(self.score[np.flatnonzero(self.count[::-1].cumsum()[::-1] >= count)[-1]])
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -105,9 +109,11 @@ def judge_by_planting(pairs: ScoreCounts, sources: int, planted: Planted) -> Jud
     """
     absent, present = (some[~np.isnan(some)] for some in (planted.absent, planted.present))
     right = planted.is_right[~np.isnan(planted.present)]
+    if right.any() and not len(absent):  # no wrong pair is known: one is assumed, as good as the worst known pair
+        absent = present.min(keepdims=True)
     score, is_right = np.concatenate((absent, present)), np.concatenate((np.zeros(len(absent), bool), right))
     found = planted.is_right.mean()
-    if not right.any() or not len(absent) or np.ptp(score) == 0:
+    if not right.any() or np.ptp(score) == 0:
         return Judgement(np.zeros(1), np.zeros(1), 0.0)
     centre, scale = score.mean(), score.std()
     knots = np.concatenate((np.quantile(absent, (0.5, 0.9, 0.97)), np.quantile(present[right], (0.25, 0.5, 0.75))))

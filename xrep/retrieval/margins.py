@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, Protocol, get_args
+from typing import IO, TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from xrep.retrieval.topk import TopK
 
 Margin = Literal["absolute", "distance", "ratio"]
-MARGINS: tuple[str, ...] = get_args(Margin)
 Retrieval = Literal["forward", "backward", "intersection", "max"]
 """``forward``: for each source the best target among its neighbours; ``backward``: for each target the best source;
 ``intersection``: pairs that are both; ``max``: pairs that are either (Artetxe and Schwenk, 2019, arXiv:1811.01136)."""
-RETRIEVALS: tuple[str, ...] = get_args(Retrieval)
 _SCORED, _SORTED, _ROWS = 1 << 19, 1 << 15, 1 << 9
 """Number of neighbours that are scored at a time, of candidates that are taken at a time in the order of their scores,
 and of those that are read at a time from each of the sorted runs."""
@@ -50,8 +48,6 @@ class Found(Protocol):
 def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, margin: Margin) -> np.ndarray:
     """Return the scores of pairs, given their cosines and the mean cosines of x and of y with their neighbours. The
     three arrays are broadcast against each other."""
-    if margin not in MARGINS:
-        raise ValueError(f"margin must be one of {', '.join(MARGINS)}, not {margin!r}")
     if margin == "absolute":
         return np.broadcast_to(cosine, np.broadcast_shapes(cosine.shape, mean_x.shape, mean_y.shape))
     around = (mean_x + mean_y) / 2
@@ -208,8 +204,3 @@ def _rows(file: IO[bytes], first: int, last: int) -> Iterator[list[float]]:
     for start in range(first, last, _ROWS):
         file.seek(24 * start)
         yield from np.fromfile(file, np.float64, 3 * min(_ROWS, last - start)).reshape(-1, 3).tolist()
-
-
-def first_of_each(values: np.ndarray) -> np.ndarray:
-    """Return the positions where each value of an array [P] occurs for the first time, in ascending order."""
-    return np.sort(np.unique(values, return_index=True)[1])

@@ -7,10 +7,8 @@ on the order of the work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,21 +70,3 @@ def pair_similarities(x: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Te
         products = x.index_select(0, some_rows).double().mul_(y.index_select(0, some_columns).double())
         sums.append(products.sum(1).to(accumulation_dtype(x)))
     return torch.cat(sums)
-
-
-def kth_largest(blocks: Callable[[], Iterable[np.ndarray]], k: int) -> float:
-    """Return the k-th largest of at least k numbers that are not NaN, float32 in arrays that are read twice: the 16
-    upper bits of it are found first, then the others, so that no array is kept."""
-    number = 0
-    for shift in (16, 0):
-        counts = np.zeros(1 << 16, np.int64)
-        for block in blocks():
-            bits = block[~np.isnan(block)].view(np.uint32)
-            order = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))  # as large as the numbers are
-            here = order if shift else order[order >> 16 == number]
-            counts += np.bincount(here >> shift & 0xFFFF, minlength=1 << 16)
-        larger = counts[::-1].cumsum()[::-1] - counts
-        digit = int(np.flatnonzero(larger < k)[0])
-        number, k = number << 16 | digit, k - int(larger[digit])
-    bits = np.uint32(number & 0x7FFFFFFF if number >> 31 else ~number & 0xFFFFFFFF)
-    return float(bits.view(np.float32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -13,10 +13,11 @@ import numpy as np
 from xrep.files import naming
 from xrep.hashing import hash_bytes
 from xrep.store.addresses import Address
-from xrep.store.arrays import ArrayFile, by_part
+from xrep.store.arrays import ArrayFile, block_bounds, by_part
 from xrep.store.contents import Bytes
 
 TEXT_FILES = LINES_FILE, OFFSETS, NUMBERS, CHUNKS = "lines.txt", "offsets.npy", "numbers.npy", "chunks.npy"
+HASHES = "hashes.npy"
 CHUNK_LINES = 1 << 12
 """Number of lines that are written, and later encoded, at a time."""
 CHUNK_CHARACTERS = 8_000_000
@@ -28,13 +29,19 @@ def stored(line: str) -> bytes:
     return line.replace("\r", " ").replace("\n", " ").encode("utf-8", "replace") + b"\n"
 
 
-def write_lines(folder: Path, numbered: Iterable[tuple[int, str]], hashes: ArrayFile | None = None) -> int:
+def line_hash(line: str) -> int:
+    """Return 64 bits of a hash of a line; 0 if it is empty."""
+    return hash_bytes(line.encode("utf-8", "replace")) if line else 0
+
+
+def write_lines(folder: Path, numbered: Iterable[tuple[int, str]], hash_of: Callable[[str], int] | None = None) -> int:
     """Copy lines, of which each comes with its number, into a folder that exists (see ``stored``), and return how many
-    they are. ``hashes`` gets the hash and the row of each line that is not empty, uint64."""
+    they are. With ``hash_of``, a further file has the hash of each line, if it is not 0, and its row, uint64."""
     ends, rows = np.zeros(1, np.int64), 0
     arrays = offsets, numbers, chunks = [ArrayFile.create(folder / name, np.int64) for name in TEXT_FILES[1:]]
     offsets.append(ends)
     chunks.append(ends)
+    hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,)) if hash_of else None
     with naming(folder / LINES_FILE), open(folder / LINES_FILE, "wb") as file:
         for chunk in _chunks(numbered):
             lines = [stored(line) for _, line in chunk]
@@ -42,12 +49,12 @@ def write_lines(folder: Path, numbered: Iterable[tuple[int, str]], hashes: Array
             ends = ends[-1] + np.cumsum([len(line) for line in lines], dtype=np.int64)
             offsets.append(ends)
             numbers.append(np.array([number for number, _ in chunk], np.int64))
-            if hashes is not None:
-                texts = ((row, text.encode("utf-8", "replace")) for row, (_, text) in enumerate(chunk, rows) if text)
-                hashes.append(np.array([(hash_bytes(text), row) for row, text in texts], np.uint64).reshape(-1, 2))
+            if hash_of and hashes is not None:
+                hashed = ((hash_of(text), row) for row, (_, text) in enumerate(chunk, rows))
+                hashes.append(np.array([pair for pair in hashed if pair[0]], np.uint64).reshape(-1, 2))
             rows += len(chunk)
             chunks.append(np.array([rows]))
-    for array in arrays:
+    for array in (*arrays, *([] if hashes is None else [hashes])):
         array.close()
     return rows
 
@@ -89,13 +96,6 @@ class Texts:
         self.starts = [0, *accumulate(counts)]
         """The number of the first line of each text, and the number of all lines."""
 
-    @classmethod
-    def open(cls, folder: Path) -> Texts:
-        """Open the one text of a folder."""
-        files = [folder / name for name in TEXT_FILES]
-        _, (_, numbers, _) = _opened(*files)
-        return cls([files], [len(numbers)])
-
     def __len__(self) -> int:
         return self.starts[-1]
 
@@ -129,3 +129,19 @@ class Texts:
             for part in content.read_all(zip(begins, ends, strict=True)):
                 lines += part[:-1].decode().split("\n")
         return [lines[number] for number in place.tolist()]
+
+
+class SomeTexts(Texts):
+    """Some lines of texts, whose rows are in a file in ascending order."""
+
+    def __init__(self, texts: Texts, rows: ArrayFile) -> None:
+        self._texts, self._rows, self.starts = texts, rows, [0, len(rows)]
+
+    def chunks(self) -> list[int]:
+        return [0, *(stop for _, stop in block_bounds(len(self), CHUNK_LINES))]
+
+    def place(self, line: int) -> tuple[int, int]:
+        return self._texts.place(int(self._rows.read(np.array([line]))[0]))
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> list[str]:
+        return self._texts.take(self._rows.read(np.asarray(rows, np.int64)))
