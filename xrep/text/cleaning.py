@@ -17,7 +17,9 @@ from xrep.tables import table
 NO_KEY = 0
 """The hash of a text without any word character. It is in no set and never counts as equal to another hash."""
 
-_WORDS = re.compile(r"\w+")
+_MARKS = "".join(filter(lambda mark: unicodedata.category(mark)[0] == "M", map(chr, range(0x0780, 0x1C50))))
+"""Vowel signs, tones and the like of the scripts of South and South-East Asia, which ``\\w`` does not take for letters."""
+_WORDS = re.compile(rf"[\w{_MARKS}]+")
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}|\d+")
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
