@@ -184,6 +184,7 @@ class TableTask(Task):
     Attributes:
         unit: Name of the examples in messages.
         train, valid: The tables of both splits.
+        left_out: Names of tables that are not validated on, because no training text has their languages.
     """
 
     unit: str = "examples"
@@ -203,7 +204,9 @@ class TableTask(Task):
     ) -> None:
         self.config, self.seed, self.data, self.text = config, seed, data, text
         self.tokenizers = data.tokenizers if tokenizers is None else tokenizers
-        self.train, self.valid = ([t for t in tables.get(split, ()) if self.count(t)] for split in ("train", "valid"))
+        self.train, valid = ([t for t in tables.get(split, ()) if self.count(t)] for split in ("train", "valid"))
+        self.valid = [table for table in valid if {*table.facts.get("languages", ())} <= {*text.languages}]
+        self.left_out = sorted({table.name for table in valid} - {table.name for table in self.valid})
         self.has_validation = bool(self.valid)
         self.size: int | TokenBudget = config.batch_size or DEFAULT_BATCH_SIZE
         if max_tokens is not None:
