@@ -146,9 +146,9 @@ def prepare_nli(config: SentencesOptions, tokenizers: Tokenizers) -> DataDirecto
     scale = config.scale
     files = discover_nli(config.data, config.language, *(["scored pairs", SCORED] if scale else []))
 
-    def read(split: str, counts: Counter[str] | None = None) -> Iterator[Example]:
+    def read(split: str, counts: Counter[str]) -> Iterator[Example]:
         if scale:
-            return read_scored_pairs(files[split], scale, Counter() if counts is None else counts)
+            return read_scored_pairs(files[split], scale, counts)
         triplets, crossed = config.form == "triplets", config.cross_lingual
         return read_nli(files[split], triplets=triplets, cross_lingual=crossed, counts=counts)
 
@@ -162,7 +162,7 @@ def prepare_nli(config: SentencesOptions, tokenizers: Tokenizers) -> DataDirecto
         builder.facts["languages"] = list(languages)
 
     def sentences() -> Iterator[tuple[str, str]]:
-        for example in read("train"):
+        for example in read("train", Counter()):
             yield from zip(example.languages, example.sentences, strict=True)
 
     return build(

@@ -19,7 +19,6 @@ from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.text.cleaning import NO_KEY
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, open_tokenizers, same_tokenizer, save_tokenizers
-from xrep.text.tokenizer import Tokenizer
 
 DEFAULT_BATCH_SIZE, VALIDATION_BATCH_SIZE = 128, 128
 
@@ -363,19 +362,13 @@ def given_tokenizers(option: str | None, brought: Mapping[str, str], *, shared: 
     if brought:
         given.append(load_tokenizers(brought, partial=bool(given)))
 
-    def only(*sides: str) -> Tokenizer:
+    if not given:
+        return {}
+    for sides in [(SHARED, *SIDES)] if shared else [(SHARED, side) for side in SIDES]:
         first, *others = [each[side] for each in given for side in sides if side in each]
         if not all(same_tokenizer(first, other) for other in others):
             names = ", ".join([*([] if option is None else [option]), *dict.fromkeys(brought.values())])
             read = "all languages are" if shared else "each side is"
             cure = "leave `tokenizer` out, or set `towers` to shared and name one encoder"
             raise UserError(f"these tokenizers differ, and {read} read by one: {names}", cure=cure)
-        return first
-
-    if not given:
-        return {}
-    if shared:
-        return {SHARED: only(SHARED, *SIDES)}
-    for side in SIDES:
-        only(SHARED, side)
-    return given[0]
+    return {SHARED: next(iter(given[0].values()))} if shared else given[0]
