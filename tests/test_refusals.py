@@ -107,6 +107,7 @@ train one_side ... --task bitext             | one_side: train has de, which mak
 train done ... --task nli --criterion nli    | done/launches.jsonl:1: no keys of a label and a text; name them
 train --data de=mt.de --task monolingual --towers shared --criterion tlm --batch-size 4 | task gives single sentences;
 train bin --task translation --criterion label_smoothed_cross_entropy --max-tokens none | task.batch_size must be given
+train bin --task translation --criterion label_smoothed_cross_entropy --source-prompt x | task.source_prompt and target_
 train bin --task translation --criterion label_smoothed_cross_entropy --direction back | task.direction must be forward
 
 preprocess --bitext de-en --destdir out      | cannot read the parallel text 'de-en'; write de-en=FILE.tsv
@@ -128,7 +129,8 @@ preprocess ... --valid-size 1.5              | --valid-size: must be an integer,
 preprocess ... --valid-size -1               | --valid-size: must be at least 0, not -1
 preprocess ... --sampling-exponent 2         | --sampling-exponent: must lie in [0, 1], not 2
 preprocess ... --max-length 0                | --min-length 0.5 is more than --max-length 0
-preprocess ... --tokenizer pairs.tsv         | pairs.tsv: not a SentencePiece model
+preprocess --bitext de-en=pairs.tsv --destdir out --tokenizer pairs.tsv | pairs.tsv: not a SentencePiece model
+preprocess ... --tokenizer bin --vocab-size 9 | no vocabulary is trained, but --vocab-size is given; leave it or the
 preprocess ... --exclude empty.txt           | empty.txt: no text could be read from it, so it would exclude nothing
 preprocess ... --destdir dir                 | dir: exists and is not empty
 preprocess ... --destdir de.txt/out          | de.txt/out.job: Not a directory

@@ -57,7 +57,7 @@ def run(options: Options) -> None:
     )
     before, origin = 0, "standard input" if options.input == "-" else options.input
     with common.text_writer(options.output) as write:
-        for lines in read_chunks("/dev/stdin" if options.input == "-" else options.input):
+        for lines in read_chunks(options.input):
             rows = [line.split("\t") for line in lines]
             for number, row in enumerate(rows, before + 1):
                 if len(row) not in predictor.columns:

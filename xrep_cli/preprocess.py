@@ -100,6 +100,8 @@ def run(options: Options) -> None:
     log = functools.partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)
     paths = {"shared": options.tokenizer, "source": options.source_tokenizer, "target": options.target_tokenizer}
     tokenizers = {side: _tokenizer_path(side, path) for side, path in paths.items() if path}
+    if options.vocabulary.vocabulary_size and ("shared" in tokenizers or len(tokenizers) == 2):
+        raise UserError("no vocabulary is trained, but `vocab_size` is given", cure="leave it or the `tokenizer` out")
     how = replace(options.vocabulary, tokenizers=tokenizers, cleaning=options.cleaning)
     workers = options.workers or default_workers()
     try:

@@ -81,7 +81,7 @@ def edit_manifest(folder, **changes):
     (lambda f: reverse(f / "tokenizer" / "sentencepiece.model"), "not the tokenizer that made these tokens"),
     (lambda f: truncate(f, "manifest.json"), "the manifest is not of an xrep data directory"),
     (lambda f: edit_manifest(f, format="other"), "is not of an xrep data directory"),
-    (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 4; run xrep-preprocess again"),
+    (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 5; run xrep-preprocess again"),
 ])  # fmt: skip
 def test_damaged_directories_are_refused(original, tmp_path, damage, problem):
     folder = shutil.copytree(original, tmp_path / "bin")

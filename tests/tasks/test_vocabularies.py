@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.annotated import write_labels
 from tests.support.corpus import write_corpus
+from tests.support.nli_data import write
 from tests.support.once import made_once
-from tests.tasks.kinds import GERMAN_NLI, KINDS, NLI, PAIRS, first, rows_of, sequences, translated
+from tests.tasks.kinds import GERMAN_NLI, KINDS, NLI, PAIRS, VALID_PAIRS, first, rows_of, sequences, translated
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
 from xrep.text.find import discover_bitext
@@ -54,6 +55,21 @@ def test_sides_are_turned_with_the_direction(sides: Path, texts: Path, tmp_path:
         kind.make(texts, sides / "bin", direction=direction, brought={"source": brought["target"]})
     with pytest.raises(UserError, match="of their own, so a pair cannot be read both ways; set `direction`"):
         kind.make(texts, sides / "bin", direction="both")
+
+
+def test_what_cannot_be_of_a_data_directory_is_refused(data_directory: Path, texts: Path, tmp_path: Path) -> None:
+    seen, unseen = write(tmp_path / "seen.txt", [PAIRS[0][0].upper()]), write(tmp_path / "other.txt", ["ganz anders"])
+    KINDS["bitext"].make(texts, data_directory, exclude=[str(unseen)])
+    with pytest.raises(UserError, match="has 1 of the sentences to exclude; name the raw text, or preprocess it with"):
+        KINDS["bitext"].make(texts, data_directory, exclude=[str(seen), str(unseen)])
+
+
+def test_no_validation_on_languages_without_training_text(texts: Path, tmp_path: Path) -> None:
+    for name, pairs in (("train.de-en", PAIRS[:300]), ("valid.de-en", VALID_PAIRS), ("valid.fr-en", PAIRS[300:310])):
+        write(tmp_path / f"{name}.tsv", ["\t".join(pair) for pair in pairs])
+    task = KINDS["bitext"].make(texts, tmp_path)
+    assert [pool.name for pool in task.validation_pools(9)] == ["de-en"] and task.left_out == ["fr-en"]
+    assert sum(map(len, task.validation_batches())) == len(VALID_PAIRS)
 
 
 @pytest.mark.slow

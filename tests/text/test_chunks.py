@@ -3,6 +3,7 @@
 import gzip
 import os
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ def test_a_file_comes_in_full_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [len(chunk) for chunk in read_chunks(write_lines(tmp_path / "x", ["x" * 10] * 7), 64)] == [3, 3, 1]
     (tmp_path / "lines.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert list(read_chunks(tmp_path / "lines.gz", 64)) == list(read_chunks(path, 64))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("x.de", path.read_text())
+    assert list(read_chunks(tmp_path / "a.zip" / "x.de", 64)) == list(read_chunks(path, 64))
     assert list(read_chunks(write_lines(tmp_path / "x", []))) == []
 
 

@@ -21,6 +21,8 @@ from xrep.text.cleaning import (
 @pytest.mark.parametrize(("text", "key"), [
     ("Hello, WORLD!", "hello world"), ("\uff28\uff45llo\u3000  world\u2026", "hello world"), ("Stra\u00dfe", "strasse"),
     ("e\u0301te\u0301", "\u00e9t\u00e9"), ("\ufb01ne", "fine"), ("3\u00d74 = 12", "3 4 12"), ("...!?", ""),
+    ("\u0915\u0940, \u0915\u093e\u0964", "\u0915\u0940 \u0915\u093e"),
+    ("\u0e19\u0e49\u0e33", "\u0e19\u0e49\u0e4d\u0e32"),
 ])  # fmt: skip
 def test_sentence_key(text, key):
     assert sentence_key(text) == key

@@ -191,6 +191,8 @@ def test_fields_are_named_or_found(tmp_path: Path) -> None:
     assert text("a.parquet:en", parquet(PAIRS)) == [en for _, en in PAIRS]
     (tmp_path / "p.jsonl").write_bytes(b'{"src": "x", "trg": "y"}\n')
     assert list(read_pairs(parse_bitext(f"en-de={tmp_path}/p.jsonl:src,trg"))) == [(1, "y", "x")]
+    assert text("null.jsonl", b'{"deu": "a"}\n{"deu": null}\n{"text": null}\n', "de") == ["a", "", ""]
+    assert text("long.csv", b"text\n" + b"a b " * 50_000) == ["a b " * 50_000]
     assert text("half.jsonl", b'{"text": "a \\ud800 b \\ud83d\\ude00"}\n') == ["a ? b \U0001f600"]
     (tmp_path / "in.zip").write_bytes(zipped({"x.txt": b"a\n", "y.txt": b"b\n"}))
     assert [line for _, line in read_text(tmp_path / "in.zip" / "y.txt")] == ["b"]
@@ -207,6 +209,8 @@ def test_inline_markup_of_memories(tmp_path: Path) -> None:
     assert read("a.tmx", tmx(pairs, quote=str)) == [(1, "Ein rotes Haus.", "A red house.")]
     pairs = [("Ein <g id='1'>rotes</g> Haus<x id='2'/>.", "A <mrk mtype='x'>red</mrk> house.")]
     assert [row[1:] for row in read("a.xlf", xliff(XLIFF1, pairs, str))] == [("Ein rotes Haus.", "A red house.")]
+    broken = [("rot<x id='1' ctype='lb'/>blau", "red<x id='1' ctype='x-a'/>dish<ph type='lb'/>blue")]
+    assert [row[1:] for row in read("b.xlf", xliff(XLIFF1, broken, str))] == [("rot blau", "reddish blue")]
     untranslated = "<tu><tuv xml:lang='de'><seg>nur deutsch</seg></tuv></tu>"
     found = read("b.tmx", TMX.format(encoding="utf-8", units=untranslated).encode())
     assert [row[1:] for row in found] == [("nur deutsch", "")]
@@ -237,6 +241,7 @@ MALFORMED: dict[str, tuple[str, bytes, str]] = {
     "a damaged member": ("a.zip", OPUS.replace(OPUS[60:70], b"0123456789"),
                          "a.zip/Books.de-en.de: damaged or truncated; fetch it again"),
     "a short line": ("a.tsv", b"a\tb\nzwei\n", "a.tsv:2: 1 column where two columns are needed"),
+    "UTF-16": ("a.tsv", "x\ty\n".encode("utf-16"), "convert the file, for example: iconv -f utf-16 -t utf-8"),
     "gzip": ("a.tsv", gzip.compress(b"x\ty\n" * 9000)[:-20], "damaged or truncated; fetch it again"),
     "zstd": ("a.zst", b"(\xb5/\xfd" + b"123456789", "damaged or truncated; fetch it again"),
 }  # fmt: skip

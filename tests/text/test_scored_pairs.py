@@ -55,6 +55,12 @@ def test_own_ranges(tmp_path: Path) -> None:
     assert [row[-1] for row in read(tmp_path, scale=(-1, 3))] == ["0.00", "1.00"]
 
 
+def test_a_row_may_name_its_language(tmp_path: Path) -> None:
+    row = {"sentence1": "ein Hund", "sentence2": "eine Katze", "score": 5, "language": "deu"}
+    write_lines(tmp_path / "own.jsonl", [json.dumps(row)])
+    assert read(tmp_path) == [("de", "ein Hund", "eine Katze", "1.00")]
+
+
 @pytest.mark.parametrize(("name", "line", "problem"), [
     ("own.tsv", "nan\ta\tb", "own.tsv:2: 'nan' is not a score of 0 to 5; give lines score<TAB>sentence<TAB>sentence"),
     ("own.tsv", "\ta\tb", "own.tsv:2: '' is not a score of 0 to 5"),

@@ -196,17 +196,16 @@ class TokenBatch(Movable):
         return TokenBatch(torch.cat(sides), lengths, np.concatenate([self.host_lengths, other.host_lengths]))
 
     def rows(self, start: int, stop: int) -> TokenBatch:
-        """Return the sentences ``start`` to ``stop``, with no more padding than the longest of them needs."""
-        lengths = self.host_lengths[start:stop]
-        width = int(lengths.max()) if len(lengths) else self.tokens.size(1)
-        types = None if self.types is None else self.types[start:stop, :width]
-        return TokenBatch(self.tokens[start:stop, :width], self.lengths[start:stop], lengths, types)
+        """Return the sentences ``start`` to ``stop``, as ``select`` does."""
+        return self.select(slice(start, stop))
 
-    def select(self, rows: np.ndarray) -> TokenBatch:
+    def select(self, rows: np.ndarray | slice) -> TokenBatch:
         """Return the sentences of some rows, int64 [N], with no more padding than the longest of them needs."""
-        lengths, chosen = self.host_lengths[rows], on_device(rows, self.tokens.device)
+        lengths = self.host_lengths[rows]
+        chosen = rows if isinstance(rows, slice) else on_device(rows, self.tokens.device)
         width = int(lengths.max()) if len(lengths) else self.tokens.size(1)
-        return TokenBatch(self.tokens[chosen, :width], self.lengths[chosen], lengths)
+        types = None if self.types is None else self.types[chosen, :width]
+        return TokenBatch(self.tokens[chosen, :width], self.lengths[chosen], lengths, types)
 
     def __len__(self) -> int:
         return self.tokens.size(0)

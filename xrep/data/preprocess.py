@@ -26,7 +26,7 @@ from xrep.text.find import Bitext, discover_bitext
 from xrep.text.sides import save_tokenizers
 from xrep.workers import processors
 
-_RULES_VERSION = 3  # version of the preprocessing rules; cached data of another version is built again
+_RULES_VERSION = 4  # version of the preprocessing rules; cached data of another version is built again
 
 _MOST_WORKERS = 16  # one process reads and writes for all of them
 

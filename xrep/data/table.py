@@ -35,7 +35,7 @@ from xrep.files import digests_of, sha256_of, write_json
 from xrep.hashing import hash_bytes
 from xrep.text.sides import Tokenizers, open_tokenizers
 
-FORMAT, TABLE_SCHEMA = "xrep-data", 4
+FORMAT, TABLE_SCHEMA = "xrep-data", 5
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 TRAINING_HASHES_FILE = "training_hashes.npy"

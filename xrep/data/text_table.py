@@ -10,9 +10,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,22 +26,6 @@ from xrep.text.lines import is_too_long
 from xrep.text.sides import SHARED, Tokenizers
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextOptions:
-    """Options for turning raw text into tables."""
-
-    vocabulary_size: int | None = None
-    """Number of subwords of the vocabulary that is trained if no tokenizer is given.
-    None: 16,000, or fewer if the text is too small."""
-    vocabulary_alpha: float = 0.3
-    """A language with n sentences has the weight n ** vocabulary_alpha in the text used to train the vocabulary."""
-    exclude: list[str] = field(default_factory=list)
-    """Files or folders of evaluation sets, whose sentences are dropped from the training text."""
-    passage_length: int | None = None
-    """Join the consecutive sentences of a document while a row has at most this number of tokens, special tokens
-    included. None: each sentence is a row."""
-
-
 class SentenceRows(NamedTuple):
     """Sentences or passages: their ids, their hashes, and whether each goes on with the document of the row before."""
 
@@ -51,12 +34,17 @@ class SentenceRows(NamedTuple):
     follows: np.ndarray
 
 
-def prepare_text(data: str | Path, options: TextOptions, tokenizers: Tokenizers) -> DataDirectory:
+def prepare_text(
+    data: str | Path, tokenizers: Tokenizers, passage_length: int | None = None, **options: Any
+) -> DataDirectory:
     """Read and tokenise text unless this was done before, and open the result.
 
     Args:
         data: Specification of the text, see ``xrep.text.find.find_text``.
         tokenizers: The shared tokenizer; empty to train one on the training text.
+        passage_length: Join the consecutive sentences of a document while a row has at most this number of tokens,
+            special tokens included. None: each sentence is a row.
+        options: ``vocabulary_size``, ``exponent`` and ``exclude`` of ``build``.
 
     Raises:
         UserError: For the same reasons as ``find_text`` and ``read_sentences``, or if no training sentence is left.
@@ -69,7 +57,7 @@ def prepare_text(data: str | Path, options: TextOptions, tokenizers: Tokenizers)
         for split, some in files.items():
             for language in sorted({file.language for file in some}):
                 of_language = [file for file in some if file.language == language]
-                _write(builder, split, language, of_language, options.passage_length)
+                _write(builder, split, language, of_language, passage_length)
 
     def sentences() -> Iterator[tuple[str, str]]:
         text = ((file.language, text) for file in files["train"] for text, _ in read_sentences(file))
@@ -77,15 +65,13 @@ def prepare_text(data: str | Path, options: TextOptions, tokenizers: Tokenizers)
 
     return build(
         "text",
-        [{split: [(file.language, str(file.path)) for file in some] for split, some in files.items()}, asdict(options)],
+        [{split: [(file.language, str(file.path)) for file in some] for split, some in files.items()}, passage_length],
         [file.path for some in files.values() for file in some],
         fill,
         tokenizers,
         sentences,
         title=str(data),
-        vocabulary_size=options.vocabulary_size,
-        exponent=options.vocabulary_alpha,
-        exclude=options.exclude,
+        **options,
     )
 
 

@@ -19,6 +19,7 @@ from xrep.data.preprocess import PreprocessOptions, prepare
 from xrep.data.table import DataDirectory, Table
 from xrep.errors import UserError
 from xrep.tasks.task import ExampleKind, Pool, TableTask, ids_of, text_spec
+from xrep.text.exclusion import load_exclusion
 from xrep.text.resources import find_resource
 from xrep.text.sides import SIDES, load_tokenizers, same_tokenizers, tokenizer_of
 
@@ -63,8 +64,8 @@ class BitextTask(TableTask):
         """Raw text only: number of subwords in the vocabulary that is trained on it, fewer if the text is too
         small. none: 16,000 (see also size)."""
         exclude: list[str] = field(default_factory=list)
-        """Raw text only: files or directories of evaluation sets. Training pairs with a sentence that occurs there are
-        dropped."""
+        """Files or directories of evaluation sets. Training pairs with a sentence that occurs there are dropped from
+        raw text; a data directory that has one is refused."""
         source_prompt: str | None = None
         """Raw text only: text in front of each source sentence, such as an instruction. It counts for max_length. The
         encoder keeps it as its prompt query, which xrep-search puts in front of queries."""
@@ -216,6 +217,10 @@ def _read(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirec
             path=data.path,
             cure=f"name the raw text, or preprocess it with {named}",
         )
+    excluded, known = load_exclusion(config.exclude), np.load(data.training_hashes, mmap_mode="r")
+    if found := excluded.count_in(known):
+        cure = "name the raw text, or preprocess it with `exclude`"
+        raise UserError(f"has {found:,} of the sentences to exclude", path=data.path, cure=cure)
     if any(options.prompts.values()) and options.prompts != _prompts_of(data.manifest.get("options", {})):
         cure = "name the raw text, or preprocess it with these `source_prompt` and `target_prompt`"
         raise UserError("was tokenised with other prompts", path=data.path, cure=cure)

@@ -12,7 +12,7 @@ from xrep.config.fields import Count, Share
 from xrep.data.batch import Batch, TokenBatch, pad
 from xrep.data.order import by_group
 from xrep.data.table import Table
-from xrep.data.text_table import TextOptions, prepare_text
+from xrep.data.text_table import prepare_text
 from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.tasks.task import ExampleKind, TableTask, VocabularyOptions, given_tokenizers, ids_of, text_spec
@@ -81,23 +81,23 @@ class MonolingualTask(TableTask):
         self.config, self.gives = config, GIVES[config.units]
         self._are_neighbours = config.units == "adjacent"
         self.unit = "pairs" if self._are_neighbours else "sentences"
-        options = TextOptions(
+        data = prepare_text(
+            config.data,
+            given_tokenizers(config.tokenizer, tokenizers or {}, shared=True),
+            config.max_length if config.pack else None,
             vocabulary_size=config.vocab_size,
-            vocabulary_alpha=config.vocabulary_alpha,
+            exponent=config.vocabulary_alpha,
             exclude=config.exclude,
-            passage_length=config.max_length if config.pack else None,
         )
-        data = prepare_text(config.data, options, given_tokenizers(config.tokenizer, tokenizers or {}, shared=True))
         train = data.splits["train"]
         languages = [table.name for table in train]
-        valid = [table for table in data.splits.get("valid", []) if table.name in languages]
         if not any(map(self.count, train)):
             problem = "no document has two sentences"
             raise UserError(problem, path=config.data, cure="only a blank line ends one; or set `units` to sentences")
         both = {"source_languages": languages, "target_languages": languages}
         text = text_spec(data.tokenizers, config.max_length, **both)
         size = {"max_tokens": config.max_tokens, "sampling_alpha": config.sampling_alpha}
-        super().__init__(config, seed, data, {"train": train, "valid": valid}, text, **size)
+        super().__init__(config, seed, data, data.splits, text, **size)
 
     def count(self, table: Table) -> int:
         return len(table["followed"]) if self._are_neighbours else len(table)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from xrep.tasks.nli import NliTask, SentencesOptions
 
@@ -30,5 +29,6 @@ class SimilarityTask(NliTask):
                 return []
             return [f"lowest_score {self.lowest_score:g} must be below highest_score {self.highest_score:g}"]
 
-        def of_table(self) -> dict[str, Any]:
-            return {"form": "scored", "scale": (self.lowest_score, self.highest_score)}
+        @property
+        def scale(self) -> tuple[float, float]:
+            return self.lowest_score, self.highest_score

@@ -19,7 +19,6 @@ from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.text.cleaning import NO_KEY
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, open_tokenizers, same_tokenizer, save_tokenizers
-from xrep.text.tokenizer import Tokenizer
 
 DEFAULT_BATCH_SIZE, VALIDATION_BATCH_SIZE = 128, 128
 
@@ -184,6 +183,7 @@ class TableTask(Task):
     Attributes:
         unit: Name of the examples in messages.
         train, valid: The tables of both splits.
+        left_out: Names of tables that are not validated on, because no training text has their languages.
     """
 
     unit: str = "examples"
@@ -203,7 +203,9 @@ class TableTask(Task):
     ) -> None:
         self.config, self.seed, self.data, self.text = config, seed, data, text
         self.tokenizers = data.tokenizers if tokenizers is None else tokenizers
-        self.train, self.valid = ([t for t in tables.get(split, ()) if self.count(t)] for split in ("train", "valid"))
+        self.train, valid = ([t for t in tables.get(split, ()) if self.count(t)] for split in ("train", "valid"))
+        self.valid = [table for table in valid if {*table.facts.get("languages", ())} <= {*text.languages}]
+        self.left_out = sorted({table.name for table in valid} - {table.name for table in self.valid})
         self.has_validation = bool(self.valid)
         self.size: int | TokenBudget = config.batch_size or DEFAULT_BATCH_SIZE
         if max_tokens is not None:
@@ -360,19 +362,13 @@ def given_tokenizers(option: str | None, brought: Mapping[str, str], *, shared: 
     if brought:
         given.append(load_tokenizers(brought, partial=bool(given)))
 
-    def only(*sides: str) -> Tokenizer:
+    if not given:
+        return {}
+    for sides in [(SHARED, *SIDES)] if shared else [(SHARED, side) for side in SIDES]:
         first, *others = [each[side] for each in given for side in sides if side in each]
         if not all(same_tokenizer(first, other) for other in others):
             names = ", ".join([*([] if option is None else [option]), *dict.fromkeys(brought.values())])
             read = "all languages are" if shared else "each side is"
             cure = "leave `tokenizer` out, or set `towers` to shared and name one encoder"
             raise UserError(f"these tokenizers differ, and {read} read by one: {names}", cure=cure)
-        return first
-
-    if not given:
-        return {}
-    if shared:
-        return {SHARED: only(SHARED, *SIDES)}
-    for side in SIDES:
-        only(SHARED, side)
-    return given[0]
+    return {SHARED: next(iter(given[0].values()))} if shared else given[0]

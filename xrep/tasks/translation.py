@@ -50,9 +50,14 @@ class TranslationTask(BitextTask):
         small corpora."""
 
         def problems(self) -> list[str]:
+            problems = list[str]()
             if self.max_tokens is None and self.batch_size is None:
-                return ["batch_size must be given where max_tokens is none"]
-            return []
+                problems.append("batch_size must be given where max_tokens is none")
+            if self.source_prompt or self.target_prompt:
+                problems.append(
+                    "source_prompt and target_prompt are for encoders; no text is put in front of sentences"
+                )
+            return problems
 
     config: Config
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 
+from xrep.files import is_stream
 from xrep.store.texts import CHUNK_CHARACTERS, CHUNK_LINES
 from xrep.text.examples import read_text
 
@@ -24,7 +25,8 @@ def read_chunks(path: str | Path, most_lines: int = CHUNK_LINES, lang: str | Non
     Raises:
         UserError: See ``read_text``.
     """
-    waits = os.path.isfile(path)
+    path = "/dev/stdin" if str(path) == "-" else path
+    waits = os.path.isfile(path) or not is_stream(path)
     arrived: Queue[str | BaseException | None] = Queue(most_lines)
 
     def read() -> None:

@@ -17,7 +17,9 @@ from xrep.tables import table
 NO_KEY = 0
 """The hash of a text without any word character. It is in no set and never counts as equal to another hash."""
 
-_WORDS = re.compile(r"\w+")
+_MARKS = "".join(filter(lambda mark: unicodedata.category(mark)[0] == "M", map(chr, range(0x0780, 0x1C50))))
+"""Vowel signs, tones and the like of the scripts of South and South-East Asia, which ``\\w`` leaves out."""
+_WORDS = re.compile(rf"[\w{_MARKS}]+")
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}|\d+")
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -95,6 +97,10 @@ class HashSet:
     def contains(self, hashes: np.ndarray) -> np.ndarray:
         """Return whether each hash is a member: uint64 [...] -> bool [...]."""
         return find_sorted(self._sorted, hashes) >= 0
+
+    def count_in(self, hashes: np.ndarray) -> int:
+        """Return how many members there are among hashes that are sorted, uint64 [N], such as those of a file."""
+        return int(np.count_nonzero(find_sorted(hashes, self._sorted) >= 0))
 
 
 @dataclass(kw_only=True)

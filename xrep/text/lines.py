@@ -6,6 +6,7 @@ A file in a zip archive is named as if the archive were a folder: ``corpus.zip/c
 from __future__ import annotations
 
 import bz2
+import codecs
 import errno
 import gzip
 import lzma
@@ -25,6 +26,7 @@ MAXIMUM_WORDS, MAXIMUM_CHARACTERS = 10_000, 1_000_000
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 """Endings of the names of compressed files."""
 _OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _DAMAGE = (EOFError, OSError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
@@ -49,7 +51,8 @@ def read_lines(path: str | Path, *, allow_empty: bool = False) -> Iterator[tuple
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 problem = f"invalid UTF-8 (byte {error.start + 1} of the line)"
-                cure = "convert the file, for example: iconv -f latin1 -t utf-8"
+                encoding = "utf-16" if line.startswith(_UTF_16) else "latin1"
+                cure = f"convert the file, for example: iconv -f {encoding} -t utf-8"
                 raise UserError(problem, path=path, line=number, cure=cure) from None
             yield number, text.removesuffix("\n").removesuffix("\r")
     if number == 0 and not allow_empty:

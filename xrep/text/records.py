@@ -18,7 +18,7 @@ from typing import Any
 from xrep.errors import UserError, abbreviated
 from xrep.text.hf_datasets import is_dataset, read_dataset
 from xrep.text.languages import canonical
-from xrep.text.lines import COMPRESSED, read_lines, unpacked
+from xrep.text.lines import COMPRESSED, MAXIMUM_CHARACTERS, read_lines, unpacked
 from xrep.text.tmx import read_memory
 
 Record = dict[str, Any]
@@ -100,6 +100,7 @@ def read_csv(path: str | Path, separator: str | None = None) -> Iterator[tuple[i
     first = next(lines)
     separator = separator or (";" if first.count(";") > first.count(",") else ",")
     every = (f"{line}\n" for line in itertools.chain([first], lines))
+    csv.field_size_limit(10 * MAXIMUM_CHARACTERS)  # which cleaning leaves out, but an open quote is found
     rows = csv.reader(every, delimiter=separator, strict=True)
     try:
         yield from ((rows.line_num, row) for row in rows if row)
@@ -144,23 +145,23 @@ READERS: dict[str, Callable[[str | Path], Iterator[tuple[int, Record]]]] = {
 
 def field_of(record: Record, wanted: str, path: str | Path, number: int) -> str:
     """Return the text of a field of a record, by its name (``translation.de``: the field of an inner record) or the
-    code of its language; of a memory that lacks the translation, an empty one.
+    code of its language; an empty one of a null, or of a memory that lacks the translation.
 
     Raises:
         UserError: The record has no such field.
     """
-    if isinstance(text := record.get(wanted), str):
-        return text
+    if isinstance(text := record.get(wanted, False), str | None):
+        return text or ""
     outer, _, inner = wanted.partition(".")
     if inner and isinstance(record.get(outer), dict):
         return field_of(record[outer], inner, path, number)
-    code, texts = _code(wanted), texts_of(record)
-    for name, text in texts.items():
-        if code in (_code(name), _code(name).partition("-")[0]):
-            return text
+    code = _code(wanted)
+    for name, text in record.items():
+        if isinstance(text, str | None) and code in (_code(name), _code(name).partition("-")[0]):
+            return text or ""
     if READERS[ending_of(path)] is read_memory:
         return ""
-    problem = f"no text {wanted!r} in it; there are {abbreviated(', '.join(texts)) or 'none'}"
+    problem = f"no text {wanted!r} in it; there are {abbreviated(', '.join(texts_of(record))) or 'none'}"
     raise UserError(problem, path=path, line=number, cure="name the fields: FILE:FIELD, or for pairs FILE:FIELD,FIELD")
 
 

@@ -82,11 +82,12 @@ def read_scored_pairs(files: Iterable[TextFile], scale: tuple[float, float], cou
     for file in files:
         known, rows = scored_set(file.path), read_rows(file, _UNNAMED, "score")
         least, most = (known.lowest, 5.0) if known else scale
-        for line, row in known.rows if known else ((row.line, [*row.sentences, row.label]) for row in rows):
+        own = ((row.line, [*row.sentences, row.label], row.language) for row in rows)
+        for line, row, language in ((*each, known.language) for each in known.rows) if known else own:
             if len(row) < 3:
                 raise UserError("a score and one text, where two are needed", path=file.path, line=line, cure=cure)
             label = (score_of(row[2], (least, most), file.path, line, cure) - least) / (most - least)
-            sentences, language = tuple(" ".join(text.split()) for text in row[:2]), (known or file).language
+            sentences = tuple(" ".join(text.split()) for text in row[:2])
             example = Example(sentences, (language, language), label, file.path, line)
             if is_whole(example, counts):
                 yield example

@@ -1,7 +1,7 @@
 """Translation memories: the units of TMX 1.4 and XLIFF 1.2 and 2.0, read one at a time, and TMX 1.4, written.
 
 Text within inline markup is kept where it is text of the sentence (``g``, ``mrk``, ``hi``, ``pc``), and left out where
-it is code of another format (``bpt``, ``ph`` and so on).
+it is code of another format (``bpt``, ``ph`` and so on); of a line break a space is kept.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def _texts(unit: Element, languages: dict[str, str]) -> dict[str, str]:
 def _text(element: Element) -> str:
     pieces = [element.text or ""]
     for part in element:
-        pieces += ["" if _name(part) in _CODES else _text(part), part.tail or ""]
+        code = " " if "lb" in (part.get("ctype"), part.get("type")) else ""
+        pieces += [code if _name(part) in _CODES else _text(part), part.tail or ""]
     return "".join(pieces)
 
 

@@ -238,7 +238,9 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -
 def _warnings(task: Task, trainer: Trainer) -> list[str]:
     half = trainer.config.precision in ("bf16", "bfloat16")
     slow = [SLOW_BFLOAT16] if half and trainer.step.dtype == torch.float32 else []
-    warnings = [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *slow]
+    left_out = [name for part in task.parts.values() for name in part.left_out]
+    unseen = [f"no validation on {', '.join(left_out)}: no training text is in these languages"] if left_out else []
+    warnings = [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *slow, *unseen]
     return [f"warning: {warning}" for warning in warnings]
 
 
