@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Show whether the effects of a paper appear: train its arms with several seeds, measure them and compare them.
 
-  scripts/replicate hictl --only nmt_gain --seeds 5 --data DATA   # the same command goes on where it was stopped
+  scripts/replicate hictl --only semantic_bias --seeds 5 --data DATA   # the same command goes on where it was stopped
   scripts/replicate dap --table                                   # the table of examples/dap/README.md
   scripts/replicate dap --plot > examples/dap/effects.svg         # and its picture
 

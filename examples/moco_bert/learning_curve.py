@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 from xrep.text.demo_corpus import LANGUAGES
 from xrep.text.resources import find_resource
@@ -56,12 +55,9 @@ def train(arm: str, lr: float, steps: int, seed: int, output: Path) -> float:
         from multiple_negatives import accuracy, read
         from multiple_negatives import train as train_peer
 
-        shape = {"shape": str(output.parent / "shape"), "batch_size": 64, "max_length": 32, "temperature": 0.05}
         pairs, dev = read(demo_pairs())
         begin = time.process_time()
-        model, _ = train_peer(
-            SimpleNamespace(**shape, seed=seed, steps=steps, minutes=0, precision="float32"), lr, pairs
-        )
+        model = train_peer(output.parent / "shape", lr, steps, seed, pairs)
         spent = time.process_time() - begin
         model.save(str(output / "model"))
         (output / "dev.json").write_text(json.dumps(accuracy(model, dev)))

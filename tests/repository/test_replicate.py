@@ -4,8 +4,13 @@ import datetime
 import importlib
 import math
 import os
+import random
 import re
+import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -264,14 +269,12 @@ def test_what_a_killed_command_has_left_is_made_anew(replicate: ModuleType, tmp_
     assert sorted(path.name for path in made.iterdir()) == ["half", "whole"]
 
 
-@pytest.mark.nightly
-def test_an_effect_from_end_to_end(
-    tmp_path: Path, replicate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make a repository with the effect above and its data in the current folder; return the arguments for it."""
     effects, data = tmp_path / "examples" / "toy" / "effects", tmp_path / "my data"
     effects.mkdir(parents=True)
     (effects / "steps.yaml").write_text(EFFECT, encoding="utf-8")
-    monkeypatch.setattr(replicate, "REPOSITORY", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
@@ -281,8 +284,19 @@ def test_an_effect_from_end_to_end(
         lines = [pair[column] + "\n" for pair in sentence_pairs(320)]
         (data / f"text.{code}").write_text("".join(lines[:300]), encoding="utf-8")
         (data / "tatoeba" / f"tatoeba.deu-eng.{name}").write_text("".join(lines[300:]), encoding="utf-8")
-    command = ["toy", "--data", str(data), "--seeds", "2"]
-    assert replicate.main(command) == 0, capsys.readouterr().err
+    return ["toy", "--data", str(data), "--seeds", "2"]
+
+
+@pytest.mark.nightly
+def test_an_effect_from_end_to_end(
+    toy: list[str],
+    tmp_path: Path,
+    replicate: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(replicate, "REPOSITORY", tmp_path)
+    assert replicate.main(toy) == 0, capsys.readouterr().err
     printed = capsys.readouterr()
     assert "| More steps find more, long | +9 Tatoeba | +" in printed.out
     assert " | needs 5 seeds (has 2) |" in printed.out and " | secondary |" in printed.out
@@ -291,6 +305,47 @@ def test_an_effect_from_end_to_end(
     assert [row["arm"] for row in rows] == ["trained", *["random weights"] * 3, "trained", "given", "copied", "copied"]
     assert {row["chosen"] for row in rows[:5:4]} == {"optimizer.lr=0.01"} and rows[0]["steps"] == "30"
     before = results.read_bytes()
-    assert replicate.main(command) == 0  # nothing is trained or measured again
+    assert replicate.main(toy) == 0  # nothing is trained or measured again
     again = capsys.readouterr()
     assert again.out == printed.out and results.read_bytes() == before and "xrep-eval" not in again.err
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_the_same_command_goes_on_after_twenty_kills(
+    toy: list[str], tmp_path: Path, replicate: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own process or all of its processes are killed, or the user presses Ctrl-C; the figures at the end are those
+    of a command that nobody disturbed, and nothing but the list of figures is replaced."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+
+    def start(place: str) -> subprocess.Popen[str]:
+        (tmp_path / place).mkdir(exist_ok=True)
+        command = [sys.executable, str(tmp_path / "scripts" / "replicate.py"), *toy]
+        pipe = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=tmp_path / place, start_new_session=True, **pipe)
+
+    def figures() -> list[dict[str, str]]:
+        kept = {"minutes", "commit"}
+        return [{key: row[key] for key in row.keys() - kept} for row in replicate.read_table(results)]
+
+    results, draw = tmp_path / "examples" / "toy" / "results.csv", random.Random(3)
+    began = time.monotonic()
+    program = start("whole")
+    assert program.wait() == 0, program.stderr and program.stderr.read()
+    seconds, expected = time.monotonic() - began, figures()
+    results.unlink()
+    for number in range(20):
+        program = start("cut")
+        time.sleep(draw.random() * seconds / 4)
+        if program.poll() is not None:
+            break
+        if number % 3:
+            os.killpg(program.pid, signal.SIGINT if number % 3 == 1 else signal.SIGKILL)
+        else:
+            program.kill()
+        program.wait()
+        assert not results.exists() or figures() == expected
+    program = start("cut")
+    assert program.wait() == 0, program.stderr and program.stderr.read()
+    assert figures() == expected
