@@ -42,8 +42,8 @@ class Options(common.Computing, common.Batches, common.PromptOptions, common.Jso
     side, so that a sentence which is near to many needs a higher cosine (--margin). First the rules of xrep-preprocess
     leave out pairs: empty ones, untranslated ones (both sides are equal), and lengths that do not fit together.
 
-    An output FILE.tmx is a translation memory with the scores as properties, without the markup and the other
-    properties of a memory that was read; FILE.jsonl has a record for each pair. Memory does not grow with the text, and
+    An output FILE.tmx or FILE.xlf is a translation memory with the scores, without the markup and the other properties
+    of a memory that was read; FILE.jsonl or FILE.csv has a record for each pair. Memory does not grow with the text, and
     if the command is interrupted, repeat it: it continues where it stopped. Several processes share the work with
     --engine. Parallel text is written as for xrep-preprocess."""
 

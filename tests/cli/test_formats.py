@@ -68,7 +68,7 @@ def test_pairs_on_standard_output(here: Path, cli: Commands) -> None:
     assert "60 x 60 sentences" in printed.err
     assert cli("mine", *ENCODER, *TEXTS, "--output", "m.tsv").code == 0
     assert (here / "m.tsv").read_text(encoding="utf-8") == printed.out
-    for name in ("m.tmx", "m.jsonl"):
+    for name in ("m.tmx", "m.xlf", "m.jsonl", "m.csv"):
         assert cli("mine", *ENCODER, *TEXTS, "--output", name).code == 0
         assert [row[1:] for row in read_pairs(parse_bitext(f"de-en={here / name}"))] == [tuple(row[1:]) for row in rows]
 

@@ -21,7 +21,7 @@ from xrep.text.cleaning import sentence_hashes
 from xrep.text.examples import read_pairs, read_sentences, read_text
 from xrep.text.exclusion import load_exclusion
 from xrep.text.find import TextFile, discover_bitext, find_text, parse_bitext
-from xrep.text.tmx import write_memory
+from xrep.text.tmx import MEMORIES, write_memory
 
 Pairs = list[tuple[str, str]]
 PAIRS = [("Das Haus ist rot.", "The house is red."), ("Guten Tag, Welt", "Good day; world"), ("Grün", "Green")]
@@ -216,13 +216,20 @@ def test_inline_markup_of_memories(tmp_path: Path) -> None:
     assert [row[1:] for row in found] == [("nur deutsch", "")]
 
 
-def test_a_written_memory_is_read(tmp_path: Path) -> None:
-    with (tmp_path / "a.tmx").open("w", encoding="utf-8") as file:
-        units = [(1.25, "Gr\u00fc\u00dfe & <b>", "Greetings\x07 & <b>"), (1.0, *PAIRS[0])]
-        assert write_memory(file, ("de", "en"), units) == 2
-    found = list(read_pairs(parse_bitext(f"de-en={tmp_path / 'a.tmx'}")))
-    assert found == [(1, "Gr\u00fc\u00dfe & <b>", "Greetings & <b>"), (2, *PAIRS[0])]
-    assert '<prop type="x-score">1.250000</prop>' in (tmp_path / "a.tmx").read_text(encoding="utf-8")
+@pytest.mark.parametrize("ending", MEMORIES)
+def test_a_written_memory_is_read(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{ending}"
+    with path.open("w", encoding="utf-8") as file:
+        units = [(1.25, "Gr\u00fc\u00dfe & <b>", "Greetings\x07 & <b>"), (1.0, "{0} {score}", "{}"), (1.0, *PAIRS[0])]
+        assert write_memory(file, ending, ("de", "en"), units) == 3
+    found = list(read_pairs(parse_bitext(f"de-en={path}")))
+    assert found == [
+        (1, "Gr\u00fc\u00dfe & <b>", "Greetings & <b>"),
+        (2, "{0} {score}", "{}"),
+        (3, *PAIRS[0]),
+    ]
+    score = '<prop type="x-score">1.250000</prop>' if ending == "tmx" else '<note from="xrep">score 1.250000</note>'
+    assert score in path.read_text(encoding="utf-8")
 
 
 OPUS = opus(PAIRS)

@@ -63,8 +63,8 @@ def mine(
     engine: Engine = LOCAL,
     show_progress: bool = False,
 ) -> Mined | None:
-    """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first; or,
-    if the output is called so, ``*.tmx``, with the score as a property, or ``*.jsonl``.
+    """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first; or
+    in the format that the name of the output says (``RECORDS``).
 
     Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
     1) are written. Texts, vectors and neighbours are kept in ``{output}.job`` until the pairs are written, and a second

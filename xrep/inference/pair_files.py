@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,12 +17,12 @@ from xrep.jobs.outputs import job_address
 from xrep.jobs.plan import Job, Stage
 from xrep.store import addresses
 from xrep.text.records import ending_of, has_records, plain_name
-from xrep.text.tmx import write_memory
+from xrep.text.tmx import MEMORIES, write_memory
 from xrep.version import __version__
 
 PAIRS = "pairs"
 """Name of the file that the last stage writes."""
-RECORDS = "tmx", "jsonl"
+RECORDS = (*MEMORIES, "jsonl", "csv")
 """Endings of the files that have records; others have lines with columns, separated by tabs."""
 
 
@@ -39,17 +40,22 @@ def write_pairs(file: TextIO, output: str | Path, names: Sequence[str], rows: It
         names: Those of the columns: the score, other numbers, and the codes of both languages.
         rows: The score, other numbers, the source and the target of each pair.
     """
-    if ending_of(output) == "tmx":
-        return write_memory(file, (names[-2], names[-1]), ((row[0], row[-2], row[-1]) for row in rows))
-    as_json, count = ending_of(output) == "jsonl", 0
+    ending, count = ending_of(output), 0
+    if ending in MEMORIES:
+        units = ((row[0], row[-2], row[-1]) for row in rows)
+        return write_memory(file, ending, (names[-2], names[-1]), units)
+    table = csv.writer(file, lineterminator="\n")
+    if ending == "csv":
+        table.writerow(names)
     for *numbers, source, target in rows:
-        if as_json:
+        shown = [f"{number:.6f}" for number in numbers]
+        if ending == "jsonl":
             values = (*(round(number, 6) for number in numbers), source, target)
-            line = json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=False)
+            file.write(json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=False) + "\n")
+        elif ending == "csv":
+            table.writerow([*shown, source, target])
         else:
-            texts = (str(text).replace("\t", " ") for text in (source, target))
-            line = "\t".join([*(f"{number:.6f}" for number in numbers), *texts])
-        file.write(line + "\n")
+            file.write("\t".join([*shown, *(str(text).replace("\t", " ") for text in (source, target))]) + "\n")
         count += 1
     return count
 

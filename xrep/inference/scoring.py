@@ -75,8 +75,8 @@ def score_pairs(
     engine: Engine = LOCAL,
     show_progress: bool = False,
 ) -> ScoredPairs | None:
-    """Write pairs with their scores, in the order of the text: lines ``score<TAB>cosine<TAB>source<TAB>target`` or, if
-    the output is called so, ``*.tmx``, with the score as a property, or ``*.jsonl``.
+    """Write pairs with their scores, in the order of the text: lines ``score<TAB>cosine<TAB>source<TAB>target``, or
+    in the format that the name of the output says (``RECORDS``).
 
     The score is the margin of a pair (``xrep.retrieval.margins``). Neighbours are searched among the different
     sentences of the text, of the trusted pairs and of the ``background``. Pairs that ``cleaning`` drops are neither

@@ -1,4 +1,5 @@
-"""Translation memories: the units of TMX 1.4 and XLIFF 1.2 and 2.0, read one at a time, and TMX 1.4, written.
+"""Translation memories: the units of TMX 1.4 and XLIFF 1.2 and 2.0, read one at a time, and TMX 1.4 and XLIFF 1.2,
+written.
 
 Text within inline markup is kept where it is text of the sentence (``g``, ``mrk``, ``hi``, ``pc``), and left out where
 it is code of another format (``bpt``, ``ph`` and so on); of a line break a space is kept.
@@ -22,12 +23,30 @@ _CODES = frozenset(("bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sub", "not
 _UNITS = frozenset(("tu", "trans-unit", "segment"))
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML may have."""
-_HEADER = """<?xml version="1.0" encoding="UTF-8"?>
+_TMX = (
+    """<?xml version="1.0" encoding="UTF-8"?>
 <tmx version="1.4">
-<header creationtool="xrep" creationtoolversion="{}" segtype="sentence" o-tmf="xrep" adminlang="en" srclang="{}" \
-datatype="plaintext"/>
+<header creationtool="xrep" creationtoolversion="{version}" segtype="sentence" o-tmf="xrep" adminlang="en" \
+srclang="{source}" datatype="plaintext"/>
 <body>
-"""
+""",
+    '<tu><prop type="x-score">{score:.6f}</prop><tuv xml:lang="{languages[0]}"><seg>{source}</seg></tuv>'
+    '<tuv xml:lang="{languages[1]}"><seg>{target}</seg></tuv></tu>\n',
+    "</body>\n</tmx>\n",
+)
+_XLIFF = (
+    """<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
+<file original="xrep {version}" source-language="{source}" target-language="{target}" datatype="plaintext">
+<body>
+""",
+    '<trans-unit id="{number}"><source>{source}</source><target>{target}</target>'
+    '<note from="xrep">score {score:.6f}</note></trans-unit>\n',
+    "</body>\n</file>\n</xliff>\n",
+)
+"""What a file begins with, each of its units, and what it ends with."""
+MEMORIES = {"tmx": _TMX, "xlf": _XLIFF, "xliff": _XLIFF}
+"""The forms in which memories are written, by the ending of the name of the file."""
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
@@ -57,25 +76,25 @@ def read_memory(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
         raise UserError("neither TMX nor XLIFF", path=path, cure="give a translation memory of one of these formats")
 
 
-def write_memory(file: TextIO, languages: tuple[str, str], units: Iterable[tuple[float, str, str]]) -> int:
-    """Write a translation memory in TMX 1.4, and return the number of its units.
+def write_memory(
+    file: TextIO, ending: str, languages: tuple[str, str], units: Iterable[tuple[float, str, str]]
+) -> int:
+    """Write a translation memory, and return the number of its units.
 
     Args:
         file: An open file of UTF-8.
+        ending: That of its name, one of ``MEMORIES``.
         languages: Codes of source and target.
-        units: Score, source and target of each unit. The score becomes the property ``x-score``.
+        units: Score, source and target of each unit. The score becomes the property ``x-score`` of TMX, and a note in
+            XLIFF.
     """
-    count = 0
-    file.write(_HEADER.format(__version__, languages[0]))
-    for score, *texts in units:
-        variants = "".join(
-            f'<tuv xml:lang="{language}"><seg>{escape(_NO_XML.sub(" ", text))}</seg></tuv>'
-            for language, text in zip(languages, texts, strict=True)
-        )
-        file.write(f'<tu><prop type="x-score">{score:.6f}</prop>{variants}</tu>\n')
-        count += 1
-    file.write("</body>\n</tmx>\n")
-    return count
+    number, (head, unit, end) = 0, MEMORIES[ending]
+    file.write(head.format(version=__version__, source=languages[0], target=languages[1]))
+    for number, (score, *texts) in enumerate(units, 1):
+        source, target = (escape(_NO_XML.sub(" ", text)) for text in texts)
+        file.write(unit.format(number=number, score=score, languages=languages, source=source, target=target))
+    file.write(end)
+    return number
 
 
 def xml_events(path: str | Path) -> Iterator[tuple[str, Element]]:
