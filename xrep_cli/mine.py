@@ -33,7 +33,7 @@ VectorsFile = Annotated[
 @dataclass(kw_only=True)
 class Mining(common.Computing, common.Batches, common.PromptOptions, common.JsonOption):
     """Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best
-    first; an output FILE.tmx or FILE.xlf is a translation memory with the scores, and FILE.jsonl or FILE.csv has a record
+    first; an output FILE.tmx or FILE.xlf is a translation memory with the scores; FILE.jsonl or FILE.csv has a record
     for each pair.
 
       # Mine two texts, and learn from some hundred pairs that are right how good the output is

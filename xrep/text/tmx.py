@@ -76,9 +76,7 @@ def read_memory(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
         raise UserError("neither TMX nor XLIFF", path=path, cure="give a translation memory of one of these formats")
 
 
-def write_memory(
-    file: TextIO, ending: str, languages: tuple[str, str], units: Iterable[tuple[float, str, str]]
-) -> int:
+def write_memory(file: TextIO, ending: str, languages: tuple[str, str], units: Iterable[tuple[float, str, str]]) -> int:
     """Write a translation memory, and return the number of its units.
 
     Args:
