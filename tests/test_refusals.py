@@ -151,10 +151,8 @@ encode ... --input dir                       | dir: a folder, not a file; name a
 encode ... --output v.txt                    | v.txt: the output is a .npy file or a folder; give a name
 encode ... --output absent/v.npy             | absent: no such folder; make it first, or write elsewhere
 encode ... --output - --json                 | --output and --json both go to standard output; name
-encode ... --batch-tokens 0                  | argument --batch-tokens: must be at least 1, not 0
 encode ... --device cuda:99                  | cuda:99 is not a device of this machine; choose another --device, such as
 encode ... --workers 2                       | --workers is an option of Ray; add --engine ray, or leave it out
-encode ... --engine ray --workers 0          | argument --workers: must be at least 1, not 0
 WORLD_SIZE=2 RANK=5 encode ...               | this is process 5 of 2; the environment variable RANK must count from 0
 
 mine --output m.tsv                          | no source; give --source FILE with --path, or --source-vectors FILE.npy
@@ -173,7 +171,6 @@ mine ... --trusted de-en=mt.de,mt.en         | no encoder for the trusted pairs;
 mine ... --trusted de-en=mt.de,mt.en --path enc | x.npy: vectors of 8 numbers, but enc has 16
 mine ... --trusted de-en=mt.de,mt.en --path enc --source-lang fr | mt.de: trusted pairs of de-en; the source is fr
 mine --path enc --source mt.de --target mt.en --output m.tsv --trusted de-en=mt.de,mt.en | mt.de: 0 trusted pairs,
-mine ... --index-gigabytes 0                 | argument --index-gigabytes: must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
 
 score ... --bitext de-en=mt.de,de.txt        | mt.de:4: 40 lines, but de.txt has 3; align the files line by line
@@ -189,7 +186,6 @@ score ... --trusted de-en=one.de,one.de --keep-identical | one.de: too few pairs
 score ... --least-precision 0.9              | --least-precision is that of trusted pairs; give --trusted
 score ... --background fr=mt.de              | mt.de: text of fr; give text of de or en
 score ... --background de=absent             | absent: no such file; check the name
-score ... --neighbours 41                    | 41 neighbours, but there are 40 sentences; lower --neighbours to 40
 score ... --output m.parquet                 | m.parquet: this format is not written; write one of .tsv, .tmx, .xlf
 mine ... --output m.tsv.gz                   | m.tsv.gz: this format is not written; write one of .tsv, .tmx, .xlf
 mine negatives --path enc --bitext de-en=mt.de,mt.en --output m.tmx | m.tmx: this format is not written; write
@@ -198,7 +194,6 @@ score ... --plot m.bmp                       | m.bmp: a plot is one of .png, .sv
 score ... --output mt.en                     | --output is the same file as
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors
-mine ... --json m.tsv                        | m.tsv: --json is the same file as --output
 mine ... --output - --json -                 | --output and --json both go to standard output; name a file
 mine ... --output /dev/full                  | No space left on device
 mine negatives --path enc --bitext de-en=/dev/stdin --output m.tsv | /dev/stdin: pairs are read several times; give

@@ -81,6 +81,7 @@ class Mining(common.Computing, common.Batches, common.PromptOptions, common.Json
 def mine_pairs(options: Mining) -> None:
     from xrep.inference.mining import mine
     from xrep.inference.text_sides import Text
+    from xrep.store.addresses import matching_files
 
     if options.source == options.target == "-":
         raise UserError("both texts are standard input", cure="name a file for one of them")
@@ -91,7 +92,7 @@ def mine_pairs(options: Mining) -> None:
             raise UserError(f"no {side}", cure=f"give `{side}` FILE with `path`, or `{side}_vectors` FILE.npy")
         if vectors is None and options.path is None:
             raise UserError(f"no encoder for {text}", cure=f"give `path` or `{side}_vectors`")
-        common.check_text([text] if text else [], lang)
+        common.check_text(matching_files(text) if text else [], lang)
         sides[side] = Text(name=side, lang=lang, text=text, vectors=vectors)
     trusted = _trusted(options) if options.trusted else None
     if trusted and options.path is None:

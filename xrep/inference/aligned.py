@@ -16,8 +16,7 @@ from xrep.store.vectors import Origin
 from xrep.text.cleaning import NO_KEY, CleaningOptions, drop_reason, sentence_hash
 from xrep.text.examples import read_pairs
 from xrep.text.find import Bitext
-
-SIDES = "source", "target"
+from xrep.text.sides import SIDES
 
 
 class ReadAligned(Read):

@@ -12,7 +12,7 @@ from xrep.errors import UserError
 from xrep.files import naming
 from xrep.inference.judging import sample_alone
 from xrep.inference.nearest import OTHER, Merge
-from xrep.inference.pair_files import PAIRS, write_pairs
+from xrep.inference.pair_files import PAIRS_FILE, write_pairs
 from xrep.inference.planted import TrustedPairs
 from xrep.inference.settings import MiningOptions
 from xrep.inference.text_sides import TextSide
@@ -59,7 +59,7 @@ class ChoosePairs(Stage):
         pairs = self._choose(folder / _CHOSEN)
         threshold, judged = self._judge(pairs)
         rows = self._rows(folder / _CHOSEN, -np.inf if threshold is None else threshold)
-        with naming(folder), open(folder / PAIRS, "w", encoding="utf-8", newline="\n") as file:
+        with naming(folder), open(folder / PAIRS_FILE, "w", encoding="utf-8", newline="\n") as file:
             written = write_pairs(file, self._output, ("score", *self._languages), rows)
         (folder / _CHOSEN).unlink()
         return {"pairs": written, "threshold": threshold, "judged": judged}

@@ -19,7 +19,7 @@ from xrep.hashing import find_sorted
 from xrep.inference.aligned import PairedSide, ReadAligned
 from xrep.inference.encoding import HeldEncoder
 from xrep.inference.nearest import FoundNeighbours, Merge, Side, SideSource, search_stages
-from xrep.inference.pair_files import PAIRS, check_format, run_pairs_job
+from xrep.inference.pair_files import PAIRS_FILE, check_format, run_pairs_job
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.inference.settings import NegativeOptions
 from xrep.inference.text_sides import search_origin
@@ -157,7 +157,7 @@ class ChooseNegatives(Stage):
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
         pairs, written, scores, dropped = self._pairs, 0, list[np.ndarray](), Counter[str]()
         translations = _translations(pairs)
-        with naming(folder), open(folder / PAIRS, "w", encoding="utf-8", newline="\n") as file:
+        with naming(folder), open(folder / PAIRS_FILE, "w", encoding="utf-8", newline="\n") as file:
             chosen = _choose(pairs, translations, self._merge.found("x"), self._options, dropped)
             for start, negatives, of_negatives in chosen:
                 written += _write(file, pairs, start, negatives)

@@ -20,7 +20,7 @@ from xrep.text.records import ending_of, has_records, plain_name
 from xrep.text.tmx import MEMORIES, write_memory
 from xrep.version import __version__
 
-PAIRS = "pairs"
+PAIRS_FILE = "pairs"
 """Name of the file that the last stage writes."""
 RECORDS = (*MEMORIES, "jsonl", "csv")
 """Endings of the files that have records; others have lines with columns, separated by tabs."""
@@ -81,7 +81,7 @@ def run_pairs_job(
 
     def finish() -> dict[str, Any]:
         (last,) = stages[-1].results
-        addresses.publish(last.files[PAIRS], output)
+        addresses.publish(last.files[PAIRS_FILE], output)
         made = {"path": str(output), "settings": settings, "version": __version__}
         return {**made, **last.facts, **further(), "seconds": time.monotonic() - began}
 

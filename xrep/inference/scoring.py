@@ -17,7 +17,7 @@ from xrep.files import naming
 from xrep.inference.aligned import PairedSide, ReadAligned
 from xrep.inference.encoding import HeldEncoder
 from xrep.inference.nearest import Merge, search_stages
-from xrep.inference.pair_files import PAIRS, check_format, run_pairs_job, write_pairs
+from xrep.inference.pair_files import PAIRS_FILE, check_format, run_pairs_job, write_pairs
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import ScoringOptions
 from xrep.inference.text_sides import search_origin
@@ -201,7 +201,7 @@ class WriteScored(Stage):
             count = min(left, max(1, round(options.keep * pairs)))
             threshold = of_text.threshold(count)
         least = -np.inf if threshold is None else threshold
-        with naming(folder), open(folder / PAIRS, "w", encoding="utf-8", newline="\n") as file:
+        with naming(folder), open(folder / PAIRS_FILE, "w", encoding="utf-8", newline="\n") as file:
             names = "score", "cosine", *self._languages
             written = write_pairs(file, self._output, names, self._rows(least))
         if figures:
