@@ -21,7 +21,8 @@ PAPERS = sorted({fact["paper"] for fact in FACTS})
 def quotes(paper: str) -> Iterator[str]:
     """Yield what is quoted: claims of effects, comments of recipes, and tables and paragraphs that name the paper."""
     for path in (ROOT / "examples" / paper / "effects").glob("*.yaml"):
-        yield from (claim["paper"] for claim in load_yaml(path)["claims"] if "paper" in claim)
+        effect = load_yaml(path)
+        yield from (claim["paper"] for claim in (effect["headline"], *effect["claims"]) if "paper" in claim)
     for path in (ROOT / "xrep/recipes" / paper).rglob("*.yaml"):
         yield from re.findall(r"# table.* gives .*", path.read_text(encoding="utf-8"))
     for path in (ROOT / "examples" / paper).glob("*.md"):

@@ -25,13 +25,13 @@ main([*line[:2], "--task", "classification"])
 @pytest.mark.slow
 def test_the_core_needs_no_plugin(data_directory: Path, shared_encoder: Path, translator: Path, tmp_path: Path) -> None:
     german, english = zip(*sentence_pairs(20), strict=True)
-    for name, lines in {"de.txt": german, "en.txt": english, "train.de": german}.items():
+    for name, lines in {"de.txt": german, "test.en": ["no sentence of the corpus"], "train.de": german}.items():
         (tmp_path / name).write_text("".join(f"{text}\n" for text in lines), encoding="utf-8")
     tatoeba = tmp_path / "tatoeba"
     tatoeba.mkdir()
     for code, lines in {"deu": german, "eng": english}.items():
         (tatoeba / f"tatoeba.deu-eng.{code}").write_text("\n".join(lines), encoding="utf-8")
-    small = [*options(criterion="translation_ranking", max_steps=1, save_dir="run"), "--exclude", "en.txt"]
+    small = [*options(criterion="translation_ranking", max_steps=1, save_dir="run"), "--exclude", "test.en"]
     lines = [
         ["encode", "--path", str(shared_encoder), "--input", "de.txt", "--lang", "de", "--output", "v.npy"],
         ["eval", "tatoeba", "--path", str(shared_encoder), "--data", "tatoeba", "--langs", "de"],
