@@ -6,6 +6,7 @@ import functools
 import math
 import sys
 from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from xrep.config.fields import CountOrZero, docstring, fields_of_class
@@ -94,7 +95,8 @@ def run(name: str, options: Any) -> None:
         raise UserError(f"`path` {options.path[0]}, and other options name the models", cure="leave `path` out")
     outputs = _check(options, config, seeds)
     made = evaluation(config)
-    common.check_outputs(outputs, {"`data`": [str(container_of(file)) for each in made.tables for file in each.files]})
+    files = (Path(file) for each in made.tables for file in each.files)
+    common.check_outputs(outputs, {"`data`": [str(container_of(file)) for file in files]})
     if listed is not None:
         from xrep.evaluation.encoders import write_sentences
 

@@ -221,7 +221,7 @@ def test_a_written_memory_is_read(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.{ending}"
     with path.open("w", encoding="utf-8") as file:
         units = [(1.25, "Gr\u00fc\u00dfe & <b>", "Greetings\x07 & <b>"), (1.0, "{0} {score}", "{}"), (1.0, *PAIRS[0])]
-        assert write_memory(file, ending, ("de", "en"), units) == 3
+        assert write_memory(file, ("de", "en"), units, ending) == 3
     found = list(read_pairs(parse_bitext(f"de-en={path}")))
     assert found == [
         (1, "Gr\u00fc\u00dfe & <b>", "Greetings & <b>"),

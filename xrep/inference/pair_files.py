@@ -43,7 +43,7 @@ def write_pairs(file: TextIO, output: str | Path, names: Sequence[str], rows: It
     ending, count = ending_of(output), 0
     if ending in MEMORIES:
         units = ((row[0], row[-2], row[-1]) for row in rows)
-        return write_memory(file, ending, (names[-2], names[-1]), units)
+        return write_memory(file, (names[-2], names[-1]), units, ending)
     table = csv.writer(file, lineterminator="\n")
     if ending == "csv":
         table.writerow(names)

@@ -76,15 +76,17 @@ def read_memory(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
         raise UserError("neither TMX nor XLIFF", path=path, cure="give a translation memory of one of these formats")
 
 
-def write_memory(file: TextIO, ending: str, languages: tuple[str, str], units: Iterable[tuple[float, str, str]]) -> int:
+def write_memory(
+    file: TextIO, languages: tuple[str, str], units: Iterable[tuple[float, str, str]], ending: str = "tmx"
+) -> int:
     """Write a translation memory, and return the number of its units.
 
     Args:
         file: An open file of UTF-8.
-        ending: That of its name, one of ``MEMORIES``.
         languages: Codes of source and target.
         units: Score, source and target of each unit. The score becomes the property ``x-score`` of TMX, and a note in
             XLIFF.
+        ending: That of the name of the file, one of ``MEMORIES``.
     """
     number, (head, unit, end) = 0, MEMORIES[ending]
     file.write(head.format(version=__version__, source=languages[0], target=languages[1]))
