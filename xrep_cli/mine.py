@@ -33,8 +33,8 @@ VectorsFile = Annotated[
 @dataclass(kw_only=True)
 class Mining(common.Computing, common.Batches, common.PromptOptions, common.JsonOption):
     """Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best
-    first; an output FILE.tmx or FILE.xlf is a translation memory with the scores; FILE.jsonl or FILE.csv has a record
-    for each pair.
+    first; an output FILE.tmx or FILE.xlf is a translation memory with the scores; FILE.jsonl, FILE.csv or
+    FILE.parquet has a record for each pair.
 
       # Mine two texts, and learn from some hundred pairs that are right how good the output is
       xrep-mine --path run1/best --source de.txt --target en.txt --trusted de-en=checked.tsv --output mined.tsv

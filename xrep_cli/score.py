@@ -43,9 +43,9 @@ class Options(common.Computing, common.Batches, common.PromptOptions, common.Jso
     leave out pairs: empty ones, untranslated ones (both sides are equal), and lengths that do not fit together.
 
     An output FILE.tmx or FILE.xlf is a translation memory with the scores, without the markup and the other properties
-    of a memory that was read; FILE.jsonl or FILE.csv has a record for each pair. Memory does not grow with the text.
-    If the command is interrupted, repeat it: it continues where it stopped. Several processes share the work with
-    --engine. Parallel text is written as for xrep-preprocess."""
+    of a memory that was read; FILE.jsonl, FILE.csv or FILE.parquet has a record for each pair. Memory does not grow
+    with the text. If the command is interrupted, repeat it: it continues where it stopped. Several processes share the
+    work with --engine. Parallel text is written as for xrep-preprocess."""
 
     path: common.EncoderPath
     bitext: Annotated[str, common.Option(metavar="PAIR=FILES", reads=common.bitext_files)]

@@ -20,6 +20,7 @@ from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.store.vectors import normalize_rows
 from xrep.text.examples import read_pairs
 from xrep.text.find import parse_bitext
+from xrep.text.records import read_records
 
 PAIRS = sentence_pairs(90)
 # Repeated sentences and pairs, one that is misaligned, and three that rules drop.
@@ -108,15 +109,17 @@ def test_trusted_pairs_choose_the_threshold(least_precision, score, shared_encod
 def test_formats_in_and_out(given: str, score: Callable[[str], Result], tmp_path: Path) -> None:
     pairs = [*PAIRS[:20], ('Er sagte: "Hm & na, ja"', 'He said: "Hm & <well>, yes"')]
     (tmp_path / given).write_bytes(FORMATS[given](pairs))
-    output = f"out.{given[2:]}" if given in ("a.tmx", "a.jsonl") else "out.tsv"
+    output = f"out.{given[2:]}" if given in ("a.tmx", "a.jsonl", "a.parquet") else "out.tsv"
     assert score(f"--bitext de-en={given} --output {output}").code == 0
     columns = ":3,4" if output == "out.tsv" else ""
     written = read_pairs(parse_bitext(f"de-en={tmp_path / output}{columns}"))
     assert [(source, target) for _, source, target in written] == pairs
-    text = (tmp_path / output).read_text(encoding="utf-8")
-    assert text.count("score") == (0 if output == "out.tsv" else len(pairs))
-    if output == "out.jsonl":
-        assert all(0 < json.loads(line)["score"] < 2 for line in text.splitlines())
+    if output in ("out.jsonl", "out.parquet"):
+        records = [record for _, record in read_records(tmp_path / output)]
+        assert len(records) == len(pairs) and all(0 < record["score"] < 2 for record in records)
+    else:
+        text = (tmp_path / output).read_text(encoding="utf-8")
+        assert text.count("score") == (0 if output == "out.tsv" else len(pairs))
 
 
 @pytest.mark.slow

@@ -59,8 +59,8 @@ class ChoosePairs(Stage):
         pairs = self._choose(folder / _CHOSEN)
         threshold, judged = self._judge(pairs)
         rows = self._rows(folder / _CHOSEN, -np.inf if threshold is None else threshold)
-        with naming(folder), open(folder / PAIRS_FILE, "w", encoding="utf-8", newline="\n") as file:
-            written = write_pairs(file, self._output, ("score", *self._languages), rows)
+        with naming(folder):
+            written = write_pairs(folder / PAIRS_FILE, self._output, ("score", *self._languages), rows)
         (folder / _CHOSEN).unlink()
         return {"pairs": written, "threshold": threshold, "judged": judged}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,29 +24,41 @@ from xrep.version import __version__
 
 PAIRS_FILE = "pairs"
 """Name of the file that the last stage writes."""
-RECORDS = (*MEMORIES, "jsonl", "csv")
+RECORDS = (*MEMORIES, "jsonl", "csv", "parquet")
 """Endings of the files that have records; others have lines with columns, separated by tabs."""
+_GROUP = 1 << 14
+"""Number of pairs that are written to Parquet at a time."""
 
 
 def check_format(output: str | Path, records: Sequence[str] = RECORDS) -> None:
-    """Raise a UserError if the name of a file to write says that it is compressed, or that it has other records."""
+    """Raise a UserError if the name of a file to write says that it is compressed, or that it has other records, or
+    pyarrow is missing."""
     if plain_name(output) != Path(output).name or (has_records(output) and ending_of(output) not in records):
         cure = "write one of " + ", ".join(f".{ending}" for ending in ("tsv", *records))
         raise UserError("this format is not written", path=output, cure=cure)
+    if ending_of(output) == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UserError("a file of Parquet", path=output, cure="pip install 'xrep[parquet]'")
 
 
-def write_pairs(file: TextIO, output: str | Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
+def write_pairs(path: Path, output: str | Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
     """Write pairs in the format that the name of the output says, and return their number.
 
     Args:
+        path: The file to write, which gets the name of the output later.
         names: Those of the columns: the score, other numbers, and the codes of both languages.
         rows: The score, other numbers, the source and the target of each pair.
     """
-    ending, count = ending_of(output), 0
+    if ending_of(output) == "parquet":
+        return _write_parquet(path, names, rows)
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        return _write_text(file, ending_of(output), names, rows)
+
+
+def _write_text(file: TextIO, ending: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
     if ending in MEMORIES:
         units = ((row[0], row[-2], row[-1]) for row in rows)
         return write_memory(file, (names[-2], names[-1]), units, ending)
-    table = csv.writer(file, lineterminator="\n")
+    table, count = csv.writer(file, lineterminator="\n"), 0
     if ending == "csv":
         table.writerow(names)
     for *numbers, source, target in rows:
@@ -57,6 +71,20 @@ def write_pairs(file: TextIO, output: str | Path, names: Sequence[str], rows: It
         else:
             file.write("\t".join([*shown, *(str(text).replace("\t", " ") for text in (source, target))]) + "\n")
         count += 1
+    return count
+
+
+def _write_parquet(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
+    import pyarrow
+    from pyarrow import parquet
+
+    types = [pyarrow.float64()] * (len(names) - 2) + [pyarrow.string()] * 2
+    schema, count, rows = pyarrow.schema(list(zip(names, types, strict=True))), 0, iter(rows)
+    with parquet.ParquetWriter(path, schema) as writer:
+        while group := list(itertools.islice(rows, _GROUP)):
+            columns = map(pyarrow.array, zip(*group, strict=True), types)
+            writer.write_batch(pyarrow.record_batch([*columns], schema=schema))
+            count += len(group)
     return count
 
 

@@ -201,9 +201,9 @@ class WriteScored(Stage):
             count = min(left, max(1, round(options.keep * pairs)))
             threshold = of_text.threshold(count)
         least = -np.inf if threshold is None else threshold
-        with naming(folder), open(folder / PAIRS_FILE, "w", encoding="utf-8", newline="\n") as file:
+        with naming(folder):
             names = "score", "cosine", *self._languages
-            written = write_pairs(file, self._output, names, self._rows(least))
+            written = write_pairs(folder / PAIRS_FILE, self._output, names, self._rows(least))
         if figures:
             kept, recall = written / left, figures["recall"] / 100
             fallout = int((wrong >= least).sum()) / max(1, len(wrong))
