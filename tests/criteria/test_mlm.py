@@ -12,6 +12,7 @@ from tests.criteria.by_hand import rows
 from tests.criteria.objectives import Maker, tlm
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, plan, sizes_of
+from tests.support.vocabulary import small_tokenizer
 from xrep.criteria.mlm import MLM
 from xrep.criteria.tlm import read_together
 from xrep.data.batch import TextSpec, Vocabulary, collate
@@ -89,6 +90,22 @@ def test_the_head_of_a_pretrained_encoder(tmp_path) -> None:
     config = DualEncoder.Config(towers="shared", encoder=str(bare))
     (note,) = MLM(MLM.Config(), DualEncoder(config, spec), spec).warnings(None)
     assert note == f"{bare} has no masked language head; tower shared gets a new one"
+
+
+def test_the_head_of_a_pretrained_encoder_with_the_subwords_of_the_text(tmp_path) -> None:
+    """All of the head is the pretrained one but the bias, which is of other subwords, even if they are as many."""
+    models = pytest.importorskip("tests.nn.small_models", reason="compares with the transformers library")
+    theirs = models.make_model("BertForMaskedLM")
+    directory = models.save(theirs, tmp_path / "bert")
+    write_wordpiece(directory, models.VOCABULARY)
+    for size in (models.VOCABULARY, 90):
+        tokenizer = small_tokenizer(size)
+        spec = TextSpec(vocabularies={"shared": Vocabulary.of(tokenizer)}, max_length=20, source_languages=["de"])
+        model = DualEncoder(DualEncoder.Config(towers="shared", encoder=str(directory), vocabulary="text"), spec)
+        model.start_embeddings({"shared": tokenizer})
+        head = MLM(MLM.Config(), model, spec).masked_lm.heads["shared"]
+        assert torch.equal(head.dense.weight, theirs.cls.predictions.transform.dense.weight)
+        assert head.bias.shape == (tokenizer.vocabulary_size,) and not head.bias.any()
 
 
 def write_wordpiece(directory: Path, size: int) -> None:

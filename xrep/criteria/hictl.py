@@ -157,6 +157,9 @@ class HiCTL(ContrastiveCriterion):
             if not (self.sentence_contrast or self.word_contrast or self.language_model):
                 off = "language_model, sentence_contrast and word_contrast are all off"
                 problems.append(f"{off}, so nothing is left to train")
+            for name, is_set in (("matryoshka", self.matryoshka), ("mask_margin", self.mask_margin is not None)):
+                if is_set and not self.sentence_contrast:
+                    problems.append(f"{name} is for sentence_contrast, which is off")
             return problems
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
