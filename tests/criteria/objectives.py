@@ -67,9 +67,7 @@ KINDS: dict[str, Objective] = {
     "mlm": Objective("mlm", of_words.mlm),
     "tlm": Objective("tlm", of_words.tlm),
     "nli": Objective("nli", of_vectors.nli, {"head_size": 12, "head_dropout": 0.0}, {"normalize": False}, "labelled"),
-    "nli_triplet": Objective(
-        "nli_triplet", of_vectors.nli_triplet, {"temperature": 0.3, "hard_negative_weight": 2.0}, batch="triplets"
-    ),
+    "nli_triplet": Objective("nli_triplet", of_vectors.nli_triplet, {"temperature": 0.3}, batch="triplets"),
     "cosent": Objective("cosent", of_vectors.scored, {"temperature": 0.3}, {"normalize": False}, "scored"),
     "angle": Objective("angle", of_vectors.scored, {"temperature": 0.3}, {"normalize": False}, "scored"),
     "label_smoothed_cross_entropy": Objective("label_smoothed_cross_entropy", of_words.translation),

@@ -139,7 +139,7 @@ PROBLEMS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("cmlm", {"projections": 0, "mask_rate": 0.0}, ["projections", "mask_rate"]),
     ("nli", {"features": ["product", "sum"], "head_size": 0, "head_dropout": 1.0},
      ["head_size", "head_dropout", "features"]),
-    ("nli_triplet", {"temperature": 0, "hard_negative_weight": -1.0}, ["temperature", "hard_negative_weight"]),
+    ("nli_triplet", {"temperature": 0}, ["temperature"]),
 ]  # fmt: skip
 
 
