@@ -330,7 +330,5 @@ def dap(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
 
 
 def _mask(encoder: nn.Module, criterion: Criterion, position: int) -> Tensor:
-    x = encoder.token_embedding.weight[criterion._vocabulary.mask_id]
-    if criterion.config.mask_positions == "target":
-        x = x + encoder.position_embedding.weight[position]
+    x = encoder.token_embedding.weight[criterion._vocabulary.mask_id] + encoder.position_embedding.weight[position]
     return x if encoder.norm_first else layer_norm(x, encoder.norm)

@@ -147,7 +147,7 @@ OBJECTIVES = {
     "dap, both, half": align(**OWN, reconstruction_ratio=0.5, rtl_direction="both"),
     "dap, sentences": align(rtl_average="sentences", reconstruction_ratio=0.3),
     "dap, sentences, own subwords": align(**OWN, rtl_average="sentences", rtl_direction="both"),
-    "dap, no positions": align(mask_positions="none", pooling="mean"),
+    "dap, pooled by the mean": align(pooling="mean"),
     "dap, below the last layer": align(pooled_layer=2, rtl_layers=1),
     "cmlm": cmlm(),
     "cmlm, one vector": cmlm(projections=1),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from xrep.data.batch import Movable, TextSpec
 from xrep.errors import UserError
+from xrep.kernels.linear_cross_entropy import CrossEntropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.model import Model, SentenceModel
 from xrep.tasks.task import ExampleKind, Task
@@ -47,6 +48,18 @@ class Loss:
     metrics: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     found: Any = None
+
+
+def of_words(name: str, predictions: Sequence[CrossEntropy]) -> Loss:
+    """Return one term, and its metrics, for the words that are predicted in several batches.
+
+    Metrics are ``accuracy`` (percentage of the words) and ``nll`` (their mean cross-entropy, in nats).
+    """
+    nll = torch.cat([each.nll for each in predictions])
+    correct = torch.cat([each.correct for each in predictions])
+    metrics = {"accuracy": percentage(correct), "nll": nll.sum() / max(len(nll), 1)}
+    total = torch.stack([each.loss for each in predictions]).sum()
+    return Loss({name: Term(total)}, metrics, dict.fromkeys(metrics, len(nll)))
 
 
 def with_perplexity(means: Mapping[str, float]) -> dict[str, float]:

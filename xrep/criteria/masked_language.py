@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batch import TextSpec, TokenBatch
 from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
@@ -76,14 +75,3 @@ class MaskedLanguage(nn.Module):
         """Return the cross-entropy of predicting ``labels``, int64 [M], from vectors of the masked tokens, [M, H]."""
         head = self.heads[tower]
         return linear_cross_entropy(head(vectors), encoder.token_embedding.weight, labels, bias=head.bias)
-
-    def loss(self, name: str, results: list[CrossEntropy]) -> Loss:
-        """Return one term, and its metrics, for the predictions of several batches.
-
-        Metrics are ``accuracy`` (percentage of masked tokens) and ``nll`` (their mean cross-entropy, in nats).
-        """
-        sums = torch.stack([each.loss for each in results]).sum()
-        correct, nll = torch.cat([each.correct for each in results]), torch.cat([each.nll for each in results])
-        count = len(nll)
-        metrics = {"accuracy": percentage(correct), "nll": nll.sum() / max(count, 1)}
-        return Loss({name: Term(sums)}, metrics, dict.fromkeys(metrics, count))

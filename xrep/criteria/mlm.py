@@ -8,7 +8,7 @@ from typing import Annotated
 
 import torch
 
-from xrep.criteria.criterion import Criterion, Loss, Planned
+from xrep.criteria.criterion import Criterion, Loss, Planned, of_words
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batch import Batch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
@@ -67,7 +67,7 @@ class MLM(Criterion):
         for tower, each in masked.items():
             encoder = model.encoders[tower]
             results.append(self.masked_lm(tower, encoder, each.at_positions(encoder(each.batch)), each.labels))
-        return self.masked_lm.loss("mlm", results)
+        return of_words("mlm", results)
 
     def warnings(self, task: Task) -> list[str]:
         return self.masked_lm.notes
