@@ -83,16 +83,18 @@ def test_a_tie_is_not_correct(block: str) -> None:
 
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("guided", [False, True])
-def test_a_repetition_of_the_positive_is_not_above_it(guided: bool, relative: bool) -> None:
-    """Its similarity is the same, but comes from another product, so rounding alone would leave out every second."""
+@pytest.mark.parametrize("of_queue", [torch.float32, torch.bfloat16], ids=str)
+def test_a_repetition_of_the_positive_is_not_above_it(guided: bool, relative: bool, of_queue: torch.dtype) -> None:
+    """Its similarity is the same, but comes from another product, and in a queue it may have been rounded, so rounding
+    alone would leave out every second."""
     x, noise = vectors(0, 100, 100)
     y = normalize(x + 0.01 * noise, dim=1)
     x, y = x.repeat(2, 1), y.repeat(2, 1)
     judge = Judge(0.0, relative, torch.stack([x, y], 1) if guided else None)
-    queue_guide = y if guided else None
+    queue, queue_guide = y.to(of_queue), y.to(of_queue) if guided else None
     assert torch.equal(inbatch_infonce(x, y, 0.1, judge=judge).forward, inbatch_infonce(x, y, 0.1).forward)
-    found = queue_infonce(x, y, y, 0.1, judge=judge, queue_guide=queue_guide).loss
-    torch.testing.assert_close(found, queue_infonce(x, y, y, 0.1).loss)
+    found = queue_infonce(x, y, queue, 0.1, judge=judge, queue_guide=queue_guide).loss
+    torch.testing.assert_close(found, queue_infonce(x, y, queue, 0.1).loss)
 
 
 @pytest.mark.slow
