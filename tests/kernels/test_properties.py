@@ -183,7 +183,8 @@ def test_an_encoder_with_one_vector_for_everything_is_never_correct(block: str, 
         x = torch.nn.functional.normalize(vector, dim=1).repeat(40, 1)
         with blocks(block):
             found = [*inbatch_infonce(x, x, 0.07)[2:], *hard_infonce(x, x, 0.07, exponent=0.5)[2:4]]
-            found += [queue_infonce(x, x, x, 0.05).correct, triplet_infonce(x, x, x, 0.05).correct]
+            found += [queue_infonce(x, x, queue, 0.05).correct for queue in (x, x.bfloat16())]
+            found += [triplet_infonce(x, x, x, 0.05).correct]
             assert not torch.stack(found).any()
 
 

@@ -122,6 +122,9 @@ class _QueueInfoNCE(torch.autograd.Function):
         scaled = similarity / tau
         # Scaled queries save a pass over the scores, but would be rounded once more in half precision.
         rows, scale = (wide / tau, None) if operand == tau.dtype else (query.to(operand), 1 / tau)
+        # A repetition of the positive ties with it only if both are rounded as the queue and the product round.
+        rounded = positive.to(queue.dtype).to(operand).to(tau.dtype)
+        level = (rows.to(tau.dtype) * rounded).sum(1) / (1.0 if scale is None else tau)
         at_once = steps is softmax and scale is None and judge is None
         if at_once and len(query) <= WHOLE[0] and 0 < len(queue) <= WHOLE[1]:
             loss, best, share, mixture = _at_once(rows, scaled, queue.to(operand), ids, learns)
@@ -129,8 +132,6 @@ class _QueueInfoNCE(torch.autograd.Function):
             mixture = torch.zeros_like(wide, memory_format=torch.contiguous_format) if learns else None
             # The running softmax starts from the positive, so its maximum is finite even if every negative is masked.
             best, total = torch.full_like(scaled, -torch.inf), torch.zeros_like(scaled)
-            # A repetition of the positive is as similar only if both are rounded as the queue and the product round.
-            rounded = positive.to(queue.dtype).to(operand).to(tau.dtype)
             bar, _ = bars(judge, rows.to(tau.dtype), rounded, tau if scale is None else 1.0)
             state = QueueSoftmax(scale, scaled.clone(), total, best, mixture, operand)
             state.limit = None if bar is None else bar[:, 0].contiguous()
@@ -142,7 +143,7 @@ class _QueueInfoNCE(torch.autograd.Function):
             loss = torch.where(gap > 0, gap + total.log(), state.total.log1p())
             share = state.total / total
             mixture = None if mixture is None else mixture.div_(total.unsqueeze(1))
-        correct = beaten(best - scaled, scaled)
+        correct = beaten(best - level, level)
         if learns:
             ctx.save_for_backward(query, positive, tau, mixture, share, similarity)
         ctx.mark_non_differentiable(correct)
