@@ -150,11 +150,13 @@ class Criterion(nn.Module, ABC):
         frozen: patterns, as for ``--freeze``, of the parameters that the objective itself keeps unchanged.
         reads: kinds of examples that it can read; empty: any kind.
         needs: kind of model that it trains; None: any kind.
+        trains_vectors: whether the sentence vectors of a ``SentenceModel`` get better by it.
         uses_hard_negatives: whether the loss has the hard negatives of a batch of pairs (``Batch.negatives``).
         micro_batch: number of rows of a batch that are encoded at a time (``encode_in_pieces``); None: all rows.
     """
 
     idle_parameters: bool = False
+    trains_vectors: bool = True
     uses_hard_negatives: bool = False
     micro_batch: int | None = None
     frozen: Sequence[str] = ()

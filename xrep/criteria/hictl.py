@@ -166,6 +166,7 @@ class HiCTL(ContrastiveCriterion):
         super().__init__(config, model)
         only_tower("hictl", model)
         self._text, self.uses_hard_negatives = text, config.sentence_contrast
+        self.trains_vectors = config.sentence_contrast or config.word_contrast
         self._vocabulary = text.vocabulary(SHARED)
         shape = model.encoders[SHARED].shape
         self._limit = shape.max_positions

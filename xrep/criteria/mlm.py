@@ -39,6 +39,7 @@ class MLM(Criterion):
 
     reads = (ExampleKind.SENTENCES, ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS)
     needs = DualEncoder
+    trains_vectors = False
 
     @dataclass(kw_only=True)
     class Config:
@@ -51,11 +52,6 @@ class MLM(Criterion):
         self._text = text
         self.masked_lm = MaskedLanguage(model, text, rate=config.mask_rate)
         self.idle_parameters = len(model.projections) > 0
-
-    def prepare(self, task: Task) -> None:
-        if task.gives is ExampleKind.TRANSLATIONS:
-            problem = "masked tokens alone train no sentence vectors, which validation by retrieval measures"
-            self.masked_lm.notes.append(f"{problem}; `validation` loss chooses the best checkpoint by the loss instead")
 
     def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         masked = {tower: self.masked_lm.mask(tower, side, generator) for tower, side in self._read(batch).items()}
