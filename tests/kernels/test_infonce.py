@@ -1,11 +1,12 @@
 """What is particular to the losses between queries, positives and negatives."""
 
+import importlib
 import math
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import linear, normalize
 
 from tests.kernels.problems import HALF, QUEUE, Draw, blocks, check
 from tests.kernels.table import KERNELS, queue
@@ -79,6 +80,20 @@ def test_a_tie_is_not_correct(block: str) -> None:
     with blocks(block):
         result = inbatch_infonce(x, y, 0.25)
     assert result.forward_correct.tolist() == [False, True] and result.backward_correct.tolist() == [True, False]
+
+
+def test_a_tie_is_found_with_products_that_round_as_those_of_gpus_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        """Read TF32: float32 with 10 bits of fraction."""
+        rounded = [
+            ((each.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) for each in (x, weight)
+        ]
+        return linear(*rounded)
+
+    monkeypatch.setattr(importlib.import_module("xrep.kernels.hard_infonce"), "linear", product)
+    for seed in range(8):
+        vector = normalize(torch.randn(1, 300, generator=torch.Generator().manual_seed(seed)), dim=1).repeat(40, 1)
+        assert not torch.stack(hard_infonce(vector, vector, 0.05, exponent=0.5)[2:4]).any()
 
 
 @pytest.mark.parametrize("relative", [False, True])
