@@ -171,7 +171,7 @@ def nli(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
 
 
 def nli_triplet(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
-    """Equation 5 of the paper, in which an anchor's own contradiction has the weight alpha."""
+    """Equation 5 of the paper."""
     expected, config, ids = Expected(), criterion.config, planned.batch.ids.tolist()
     tau, masked = config.temperature, config.mask_equal_sentences
     for width in (None, *config.matryoshka):
@@ -185,10 +185,7 @@ def nli_triplet(model: nn.Module, criterion: Criterion, planned: Planned) -> Exp
                     * (counts(config, a[i] @ judged[j], a[i] @ p[i]) or side[j] is own)
                     for side, judged, own in ((positive, p, positive[i]), (negative, n, None))
                 )
-                if i == j:
-                    total = total + of_positive + config.hard_negative_weight * of_negative
-                    continue
-                if not masked or (ids[i][0] != ids[j][0] and ids[i][1] != ids[j][1]):
+                if i == j or not masked or (ids[i][0] != ids[j][0] and ids[i][1] != ids[j][1]):
                     total = total + of_positive
                 if not masked or ids[j][2] not in ids[i][:2]:
                     total = total + of_negative
@@ -333,7 +330,5 @@ def dap(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
 
 
 def _mask(encoder: nn.Module, criterion: Criterion, position: int) -> Tensor:
-    x = encoder.token_embedding.weight[criterion._vocabulary.mask_id]
-    if criterion.config.mask_positions == "target":
-        x = x + encoder.position_embedding.weight[position]
+    x = encoder.token_embedding.weight[criterion._vocabulary.mask_id] + encoder.position_embedding.weight[position]
     return x if encoder.norm_first else layer_norm(x, encoder.norm)

@@ -67,9 +67,7 @@ KINDS: dict[str, Objective] = {
     "mlm": Objective("mlm", of_words.mlm),
     "tlm": Objective("tlm", of_words.tlm),
     "nli": Objective("nli", of_vectors.nli, {"head_size": 12, "head_dropout": 0.0}, {"normalize": False}, "labelled"),
-    "nli_triplet": Objective(
-        "nli_triplet", of_vectors.nli_triplet, {"temperature": 0.3, "hard_negative_weight": 2.0}, batch="triplets"
-    ),
+    "nli_triplet": Objective("nli_triplet", of_vectors.nli_triplet, {"temperature": 0.3}, batch="triplets"),
     "cosent": Objective("cosent", of_vectors.scored, {"temperature": 0.3}, {"normalize": False}, "scored"),
     "angle": Objective("angle", of_vectors.scored, {"temperature": 0.3}, {"normalize": False}, "scored"),
     "label_smoothed_cross_entropy": Objective("label_smoothed_cross_entropy", of_words.translation),
@@ -149,7 +147,7 @@ OBJECTIVES = {
     "dap, both, half": align(**OWN, reconstruction_ratio=0.5, rtl_direction="both"),
     "dap, sentences": align(rtl_average="sentences", reconstruction_ratio=0.3),
     "dap, sentences, own subwords": align(**OWN, rtl_average="sentences", rtl_direction="both"),
-    "dap, no positions": align(mask_positions="none", pooling="mean"),
+    "dap, pooled by the mean": align(pooling="mean"),
     "dap, below the last layer": align(pooled_layer=2, rtl_layers=1),
     "cmlm": cmlm(),
     "cmlm, one vector": cmlm(projections=1),

@@ -2,6 +2,8 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,10 +14,18 @@ from tests.criteria.by_hand import rows
 from tests.criteria.objectives import Maker, tlm
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, plan, sizes_of
+from tests.support.vocabulary import small_tokenizer
+from xrep.config import Part
 from xrep.criteria.mlm import MLM
+from xrep.criteria.multitask import Multitask
 from xrep.criteria.tlm import read_together
 from xrep.data.batch import TextSpec, Vocabulary, collate
 from xrep.models.dual_encoder import DualEncoder
+from xrep.registry import CRITERIA
+from xrep.tasks.task import ExampleKind
+from xrep.training.run import _warnings
+from xrep.validation.loss import LossValidator
+from xrep.validation.retrieval import RetrievalValidator
 
 
 def test_the_next_sentence_is_told_from_others(make: Maker) -> None:
@@ -89,6 +99,41 @@ def test_the_head_of_a_pretrained_encoder(tmp_path) -> None:
     config = DualEncoder.Config(towers="shared", encoder=str(bare))
     (note,) = MLM(MLM.Config(), DualEncoder(config, spec), spec).warnings(None)
     assert note == f"{bare} has no masked language head; tower shared gets a new one"
+
+
+def test_the_head_of_a_pretrained_encoder_with_the_subwords_of_the_text(tmp_path) -> None:
+    """All of the head is the pretrained one but the bias, which is of other subwords, even if they are as many."""
+    models = pytest.importorskip("tests.nn.small_models", reason="compares with the transformers library")
+    theirs = models.make_model("BertForMaskedLM")
+    directory = models.save(theirs, tmp_path / "bert")
+    write_wordpiece(directory, models.VOCABULARY)
+    for size in (models.VOCABULARY, 90):
+        tokenizer = small_tokenizer(size)
+        spec = TextSpec(vocabularies={"shared": Vocabulary.of(tokenizer)}, max_length=20, source_languages=["de"])
+        model = DualEncoder(DualEncoder.Config(towers="shared", encoder=str(directory), vocabulary="text"), spec)
+        model.start_embeddings({"shared": tokenizer})
+        head = MLM(MLM.Config(), model, spec).masked_lm.heads["shared"]
+        assert torch.equal(head.dense.weight, theirs.cls.predictions.transform.dense.weight)
+        assert head.bias.shape == (tokenizer.vocabulary_size,) and not head.bias.any()
+
+
+@pytest.mark.parametrize(("kinds", "validation", "warned"), [
+    (["tlm"], RetrievalValidator, True), (["tlm"], LossValidator, False),
+    (["translation_ranking", "tlm"], RetrievalValidator, False), (["mlm", "tlm"], RetrievalValidator, True),
+])  # fmt: skip
+def test_a_validation_by_vectors_that_nothing_trains_is_warned_of(
+    make: Maker, kinds: list[str], validation: type, warned: bool
+) -> None:
+    model, alone = make.build(tlm())
+    classes = map(CRITERIA.load, kinds)
+    parts = [Part(name, kind, kind.Config(), 1.0, 1.0) for name, kind in zip(kinds, classes, strict=True)]
+    criterion = Multitask(Multitask.Config(parts=parts, mixing="weight"), model, make.text) if len(kinds) > 1 else alone
+    trainer: Any = Mock(validate=Mock(needs=validation.needs), pair=Mock(criterion=criterion))
+    trainer.budget.warnings = []
+    task: Any = Mock(parts={name: Mock(left_out=[], gives=ExampleKind.TRANSLATIONS) for name in kinds})
+    criterion.prepare(task)
+    warnings = _warnings(task, trainer)
+    assert [("masked tokens alone" in warning) for warning in warnings] == [True] * warned
 
 
 def write_wordpiece(directory: Path, size: int) -> None:

@@ -133,12 +133,13 @@ PROBLEMS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("frozen_source", {**TRAINED, "teacher": "z", "sides": "both"}, ["teacher", "sides"]),
     ("hictl", {"language_model": False, "sentence_contrast": False, "word_contrast": False}, ["language_model,"]),
     ("hictl", {"language_model": False, "sentence_contrast": False}, []),
+    ("hictl", {"sentence_contrast": False, "matryoshka": [8], "mask_margin": 0.1}, ["matryoshka", "mask_margin"]),
     ("hictl", {"temperature": 0, "word_temperature": -1, "mask_rate": 1.5, "slack": 1.0, "word_samples": 0},
      ["temperature", "word_temperature", "mask_rate", "slack", "word_samples"]),
     ("cmlm", {"projections": 0, "mask_rate": 0.0}, ["projections", "mask_rate"]),
     ("nli", {"features": ["product", "sum"], "head_size": 0, "head_dropout": 1.0},
      ["head_size", "head_dropout", "features"]),
-    ("nli_triplet", {"temperature": 0, "hard_negative_weight": -1.0}, ["temperature", "hard_negative_weight"]),
+    ("nli_triplet", {"temperature": 0}, ["temperature"]),
 ]  # fmt: skip
 
 

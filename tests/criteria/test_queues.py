@@ -207,11 +207,19 @@ def test_dropout_of_the_keys(make: Maker, make_batch, dropout: bool) -> None:
 @pytest.mark.parametrize("kind", [moco, frozen])
 def test_warning_when_the_queue_exceeds_half_of_the_corpus(make: Maker, kind: Any, masked: bool) -> None:
     _, criterion = make.build(kind(queue_size=51, mask_equal_sentences=masked))
-    assert criterion.warnings(SimpleNamespace(examples=102)) == []
-    warnings = criterion.warnings(SimpleNamespace(examples=101))
+    of_tower = criterion.warnings(SimpleNamespace(examples=102))
+    assert len(of_tower) == (kind is frozen) and all("random weights" in warning for warning in of_tower)
+    warnings = criterion.warnings(SimpleNamespace(examples=101))[len(of_tower) :]
     assert len(warnings) == (kind is moco or not masked)
     assert all("queue_size 51 exceeds half of the 101 training pairs" in warning for warning in warnings)
     assert all(("`mask_equal_sentences`" in warning) is not masked for warning in warnings)
+
+
+def test_a_teacher_of_random_weights_is_warned_of(make: Maker) -> None:
+    (warning,) = make.build(frozen(source_side="target"))[1].warnings(SimpleNamespace(examples=1))
+    assert "the frozen target tower, which teaches, has random weights" in warning and "`target_encoder`" in warning
+    for own in (frozen(source="trained"), frozen(source="trained", towers="shared")):
+        assert make.build(own)[1].warnings(SimpleNamespace(examples=1)) == []
 
 
 def test_frozen_source_alone_is_named_as_frozen(make: Maker) -> None:

@@ -122,9 +122,9 @@ def hard(draw: Draw) -> Problem:
 
 
 def triplet(draw: Draw) -> Problem:
-    """Supervised SimCSE, with the weight of the own hard negative. ``flag``: this weight is not 1."""
+    """Supervised SimCSE."""
     anchor, positive, negative = draw.sides(draw.batch)
-    ids, weight = draw.ids(draw.batch, 3), 3.0 * draw.share + 0.2 if draw.flag else 1.0
+    ids = draw.ids(draw.batch, 3)
     inputs = typed(draw, anchor=anchor, positive=positive, negative=negative, tau=torch.tensor(draw.tau))
     guide = draw.guide(draw.batch, 3) if draw.judge == "guide" else None
     sides = [side.double() for side in inputs.values() if side.dim()] if guide is None else guide.double().unbind(1)
@@ -132,19 +132,16 @@ def triplet(draw: Draw) -> Problem:
 
     def kernel(anchor, positive, negative, tau, rows: Any = slice(None), **group: Any) -> Found:
         own, given = None if ids is None else ids[rows], of_rows(judge, rows)
-        return triplet_infonce(anchor, positive, negative, tau, weight=weight, ids=own, judge=given, **group)
+        return triplet_infonce(anchor, positive, negative, tau, ids=own, judge=given, **group)
 
     def formula(anchor: Tensor, positive: Tensor, negative: Tensor, tau: Tensor) -> Found:
-        own = same_pairs(draw, None)
-        same, hard_same = own | above[:, : draw.batch], above[:, draw.batch :]
+        same, hard_same = same_pairs(draw, None) | above[:, : draw.batch], above[:, draw.batch :]
         if ids is not None:
             same = same | (ids[:, None, :2] == ids[None, :, :2]).any(2)
-            hard_same = hard_same | (ids[:, None, :2] == ids[None, :, 2:]).any(2) & ~own
+            hard_same = hard_same | (ids[:, None, :2] == ids[None, :, 2:]).any(2)
         hard = anchor @ negative.T / tau
         others = (anchor @ positive.T / tau).masked_fill(same, -math.inf), hard.masked_fill(hard_same, -math.inf)
-        right = (anchor * positive).sum(1) / tau
-        weighed = torch.cat([others[0], others[1] + math.log(weight) * own.double()], 1)
-        return infonce(right, weighed)[0], infonce(right, torch.cat(others, 1))[1]
+        return infonce((anchor * positive).sum(1) / tau, torch.cat(others, 1))
 
     return Problem(inputs, kernel, formula, units_of(draw, inputs, draw.batch))
 

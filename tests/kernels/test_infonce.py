@@ -1,11 +1,12 @@
 """What is particular to the losses between queries, positives and negatives."""
 
+import importlib
 import math
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import linear, normalize
 
 from tests.kernels.problems import HALF, QUEUE, Draw, blocks, check
 from tests.kernels.table import KERNELS, queue
@@ -81,18 +82,34 @@ def test_a_tie_is_not_correct(block: str) -> None:
     assert result.forward_correct.tolist() == [False, True] and result.backward_correct.tolist() == [True, False]
 
 
+def test_a_tie_is_found_with_products_that_round_as_those_of_gpus_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        """Read TF32: float32 with 10 bits of fraction."""
+        rounded = [
+            ((each.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) for each in (x, weight)
+        ]
+        return linear(*rounded)
+
+    monkeypatch.setattr(importlib.import_module("xrep.kernels.hard_infonce"), "linear", product)
+    for seed in range(8):
+        vector = normalize(torch.randn(1, 300, generator=torch.Generator().manual_seed(seed)), dim=1).repeat(40, 1)
+        assert not torch.stack(hard_infonce(vector, vector, 0.05, exponent=0.5)[2:4]).any()
+
+
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("guided", [False, True])
-def test_a_repetition_of_the_positive_is_not_above_it(guided: bool, relative: bool) -> None:
-    """Its similarity is the same, but comes from another product, so rounding alone would leave out every second."""
+@pytest.mark.parametrize("of_queue", [torch.float32, torch.bfloat16], ids=str)
+def test_a_repetition_of_the_positive_is_not_above_it(guided: bool, relative: bool, of_queue: torch.dtype) -> None:
+    """Its similarity is the same, but comes from another product, and in a queue it may have been rounded, so rounding
+    alone would leave out every second."""
     x, noise = vectors(0, 100, 100)
     y = normalize(x + 0.01 * noise, dim=1)
     x, y = x.repeat(2, 1), y.repeat(2, 1)
     judge = Judge(0.0, relative, torch.stack([x, y], 1) if guided else None)
-    queue_guide = y if guided else None
+    queue, queue_guide = y.to(of_queue), y.to(of_queue) if guided else None
     assert torch.equal(inbatch_infonce(x, y, 0.1, judge=judge).forward, inbatch_infonce(x, y, 0.1).forward)
-    found = queue_infonce(x, y, y, 0.1, judge=judge, queue_guide=queue_guide).loss
-    torch.testing.assert_close(found, queue_infonce(x, y, y, 0.1).loss)
+    found = queue_infonce(x, y, queue, 0.1, judge=judge, queue_guide=queue_guide).loss
+    torch.testing.assert_close(found, queue_infonce(x, y, queue, 0.1).loss)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.criteria.criterion import Criterion, Loss, Planned, only_tower
+from xrep.criteria.criterion import Criterion, Loss, Planned, of_words, only_tower
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batch import Batch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
@@ -91,7 +91,7 @@ class CMLM(Criterion):
         masked: Masked = planned.details
         vectors = self.vectors(model, planned.batch.source)
         result = self._predict(model, vectors, masked)
-        loss = self.masked_lm.loss("cmlm", [result])
+        loss = of_words("cmlm", [result])
         if not self.training:
             shift = len(vectors) // 2  # the next rows may be of the same document
             gap = self._predict(model, vectors.roll(shift, dims=0), masked).nll - result.nll

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from xrep.data.batch import Movable, TextSpec
 from xrep.errors import UserError
+from xrep.kernels.linear_cross_entropy import CrossEntropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.model import Model, SentenceModel
 from xrep.tasks.task import ExampleKind, Task
@@ -47,6 +48,18 @@ class Loss:
     metrics: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     found: Any = None
+
+
+def of_words(name: str, predictions: Sequence[CrossEntropy]) -> Loss:
+    """Return one term, and its metrics, for the words that are predicted in several batches.
+
+    Metrics are ``accuracy`` (percentage of the words) and ``nll`` (their mean cross-entropy, in nats).
+    """
+    nll = torch.cat([each.nll for each in predictions])
+    correct = torch.cat([each.correct for each in predictions])
+    metrics = {"accuracy": percentage(correct), "nll": nll.sum() / max(len(nll), 1)}
+    total = torch.stack([each.loss for each in predictions]).sum()
+    return Loss({name: Term(total)}, metrics, dict.fromkeys(metrics, len(nll)))
 
 
 def with_perplexity(means: Mapping[str, float]) -> dict[str, float]:
@@ -137,11 +150,13 @@ class Criterion(nn.Module, ABC):
         frozen: patterns, as for ``--freeze``, of the parameters that the objective itself keeps unchanged.
         reads: kinds of examples that it can read; empty: any kind.
         needs: kind of model that it trains; None: any kind.
+        trains_vectors: whether the sentence vectors of a ``SentenceModel`` get better by it.
         uses_hard_negatives: whether the loss has the hard negatives of a batch of pairs (``Batch.negatives``).
         micro_batch: number of rows of a batch that are encoded at a time (``encode_in_pieces``); None: all rows.
     """
 
     idle_parameters: bool = False
+    trains_vectors: bool = True
     uses_hard_negatives: bool = False
     micro_batch: int | None = None
     frozen: Sequence[str] = ()

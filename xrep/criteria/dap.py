@@ -80,8 +80,8 @@ class DAP(TranslationRanking):
             with tlm.
         - Related: translation_ranking is its first half; hictl contrasts words instead of predicting them.
         - Left open: "all but [CLS]" includes [SEP], in x and in y, which a released run of the authors predicts too.
-            Each [MASK] is embedded by the encoder at its position in y (``mask_positions``). Logits have their own bias
-            in addition to the encoder's embedding matrix. Token vectors come from the layer that the sentence vector is
+            Each [MASK] is embedded by the encoder at its position in y. Logits have their own bias in addition to the
+            encoder's embedding matrix. Token vectors come from the layer that the sentence vector is
             pooled from, which the head treats as the last one.
 
     Example:
@@ -122,9 +122,6 @@ class DAP(TranslationRanking):
         rtl_average: Literal["tokens", "sentences"] = "tokens"
         """What L_RTL is averaged over. sentences: the mean over the tokens of each sentence (equation 6), and over the
         sentences of the batch. tokens: the mean over all tokens of the batch, so that long sentences count more."""
-        mask_positions: Literal["target", "none"] = "target"
-        """What a [MASK] knows about its place. target: its position in y. none: nothing, so that all in a sentence
-        predict the same."""
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config, model, text)
@@ -197,8 +194,7 @@ class DAP(TranslationRanking):
         """Return L_RTL of the pairs, as sums over the predicted tokens, or over the sentences, of each direction."""
         x, y = (states.index_select(0, rows) for rows in plan.sides)
         tokens = torch.full_like(plan.masked, self._mask, dtype=torch.int64)
-        positions = torch.arange(y.size(1), device=y.device) if self.config.mask_positions == "target" else None
-        masks = encoder.embed(encoder.token_embedding(tokens), positions)
+        masks = encoder.embed(encoder.token_embedding(tokens), torch.arange(y.size(1), device=y.device))
         hidden = self.head(x, torch.where(plan.masked.unsqueeze(-1), masks, y), plan)
         weight = self.config.rtl_weight * (0.5 if self.config.rtl_direction == "both" else 1.0)
         sums: dict[str, list[Tensor]] = {}

@@ -158,14 +158,17 @@ class FrozenSource(ContrastiveCriterion):
 
     def _check_languages(self, model: DualEncoder, text: TextSpec) -> list[str]:
         """Raise UserError if the frozen tower starts from an encoder of other languages than it will read; return a
-        warning if that is not known."""
+        warning if that is not known, or if it starts from none."""
         languages = {"source": text.source_languages, "target": text.target_languages}
         side, other = self._source_side, self._target_side
         origin = model.origins.get(f"encoders.{self._source}")
-        if origin is not None and not origin.languages:
+        if origin is None:
+            cure = f"name its encoder by `{side}_encoder`, or a checkpoint by `init`"
+            return [f"the frozen {side} tower, which teaches, has random weights; {cure}"]
+        if not origin.languages:
             read = f"{', '.join(languages[side])}, which the frozen {side} tower reads"
             return [f"{origin.path} names no languages; make sure that it is an encoder for {read}"]
-        if origin is None or {*origin.languages} & {*languages[side]}:
+        if {*origin.languages} & {*languages[side]}:
             return []
         cure = f"name an encoder for {', '.join(languages[side])} by `{side}_encoder`"
         if {*origin.languages} & {*languages[other]}:

@@ -157,12 +157,16 @@ class HiCTL(ContrastiveCriterion):
             if not (self.sentence_contrast or self.word_contrast or self.language_model):
                 off = "language_model, sentence_contrast and word_contrast are all off"
                 problems.append(f"{off}, so nothing is left to train")
+            for name, is_set in (("matryoshka", self.matryoshka), ("mask_margin", self.mask_margin is not None)):
+                if is_set and not self.sentence_contrast:
+                    problems.append(f"{name} is for sentence_contrast, which is off")
             return problems
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config, model)
         only_tower("hictl", model)
         self._text, self.uses_hard_negatives = text, config.sentence_contrast
+        self.trains_vectors = config.sentence_contrast or config.word_contrast
         self._vocabulary = text.vocabulary(SHARED)
         shape = model.encoders[SHARED].shape
         self._limit = shape.max_positions

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
+from xrep.criteria.criterion import Criterion, Loss, Planned, of_words
 from xrep.data.batch import Batch, TextSpec, on_device
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.model import TranslationModel
@@ -65,7 +65,4 @@ class LabelSmoothedCrossEntropy(Criterion):
             groups=predicted.sentences,
             label_smoothing=self.config.label_smoothing,
         )
-        tokens = len(predicted.labels)
-        nll = result.nll.sum() / max(tokens, 1)
-        metrics = {"nll": nll, "accuracy": percentage(result.correct)}
-        return Loss({"translation": Term(result.loss)}, metrics, dict.fromkeys(metrics, tokens))
+        return of_words("translation", [result])

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batch import TextSpec, TokenBatch
 from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
@@ -44,15 +43,18 @@ class MaskedLanguage(nn.Module):
             if vocabulary.mask_id is None:
                 problem = f"the tokenizer of the tower {tower} has no [MASK]"
                 raise UserError(problem, cure="use one that has, such as of xrep-preprocess")
-        starts = model.config.starts
-        self.heads: Any = nn.ModuleDict({t: self._head(t, model.encoders[t], starts.get(t)) for t in model.encoders})
+        starts, of_text = model.config.starts, model.config.vocabulary == "text"
+        heads = {tower: self._head(tower, own, starts.get(tower), of_text) for tower, own in model.encoders.items()}
+        self.heads: Any = nn.ModuleDict(heads)
 
-    def _head(self, tower: str, encoder: Encoder, start: Start | None) -> MaskedLanguageHead:
+    def _head(self, tower: str, encoder: Encoder, start: Start | None, of_text: bool) -> MaskedLanguageHead:
         if encoder.token_embedding.weight.size(1) != encoder.shape.hidden_size:
             problem = f"tower {tower}: its input embeddings, which predict words, are narrower than its token vectors"
             raise UserError(problem, cure="choose another objective, or another encoder")
         head = MaskedLanguageHead(encoder.shape)
         if start is not None and (state := start.head()) is not None:
+            if of_text:  # the bias is one of other subwords than those of the text
+                state = {**state, "bias": head.bias}
             with fitting(start.path):
                 head.load_state_dict(state)
         elif start is not None:
@@ -73,14 +75,3 @@ class MaskedLanguage(nn.Module):
         """Return the cross-entropy of predicting ``labels``, int64 [M], from vectors of the masked tokens, [M, H]."""
         head = self.heads[tower]
         return linear_cross_entropy(head(vectors), encoder.token_embedding.weight, labels, bias=head.bias)
-
-    def loss(self, name: str, results: list[CrossEntropy]) -> Loss:
-        """Return one term, and its metrics, for the predictions of several batches.
-
-        Metrics are ``accuracy`` (percentage of masked tokens) and ``nll`` (their mean cross-entropy, in nats).
-        """
-        sums = torch.stack([each.loss for each in results]).sum()
-        correct, nll = torch.cat([each.correct for each in results]), torch.cat([each.nll for each in results])
-        count = len(nll)
-        metrics = {"accuracy": percentage(correct), "nll": nll.sum() / max(count, 1)}
-        return Loss({name: Term(sums)}, metrics, dict.fromkeys(metrics, count))

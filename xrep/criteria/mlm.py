@@ -8,7 +8,7 @@ from typing import Annotated
 
 import torch
 
-from xrep.criteria.criterion import Criterion, Loss, Planned
+from xrep.criteria.criterion import Criterion, Loss, Planned, of_words
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batch import Batch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
@@ -39,6 +39,7 @@ class MLM(Criterion):
 
     reads = (ExampleKind.SENTENCES, ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS)
     needs = DualEncoder
+    trains_vectors = False
 
     @dataclass(kw_only=True)
     class Config:
@@ -52,11 +53,6 @@ class MLM(Criterion):
         self.masked_lm = MaskedLanguage(model, text, rate=config.mask_rate)
         self.idle_parameters = len(model.projections) > 0
 
-    def prepare(self, task: Task) -> None:
-        if task.gives is ExampleKind.TRANSLATIONS:
-            problem = "masked tokens alone train no sentence vectors, which validation by retrieval measures"
-            self.masked_lm.notes.append(f"{problem}; `validation` loss chooses the best checkpoint by the loss instead")
-
     def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         masked = {tower: self.masked_lm.mask(tower, side, generator) for tower, side in self._read(batch).items()}
         return Planned(batch, {"mlm": sum(len(each.labels) for each in masked.values())}, masked)
@@ -67,7 +63,7 @@ class MLM(Criterion):
         for tower, each in masked.items():
             encoder = model.encoders[tower]
             results.append(self.masked_lm(tower, encoder, each.at_positions(encoder(each.batch)), each.labels))
-        return self.masked_lm.loss("mlm", results)
+        return of_words("mlm", results)
 
     def warnings(self, task: Task) -> list[str]:
         return self.masked_lm.notes

@@ -40,6 +40,7 @@ class Multitask(Criterion):
         self.parts: Any = nn.ModuleDict(criteria)
         _share_heads(self.parts.values())
         self.idle_parameters = config.mixing == "proportion" or any(c.idle_parameters for c in self.parts.values())
+        self.trains_vectors = any(own.trains_vectors for own in self.parts.values())
         self._weights = {part.name: part.weight for part in config.parts}
         self.frozen = [pattern for own in self.parts.values() for pattern in own.frozen]
 

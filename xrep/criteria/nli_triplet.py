@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
-
 from torch import Tensor
 
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
@@ -35,18 +32,13 @@ class NliTriplet(ContrastiveCriterion):
     reads = (ExampleKind.TRIPLETS,)
     exchanges = True
     term = "nli_triplet"
-
-    @dataclass(kw_only=True)
-    class Config(InBatch):
-        hard_negative_weight: Annotated[float, "(0, 1000000]"] = 1.0
-        """alpha: weight of the anchor's own contradiction, relative to the other negatives (Gao et al., 2021: 1 is the
-        best of 0.5, 1 and 2)."""
+    Config = InBatch
 
     def encode(self, model: SentenceModel, planned: Planned) -> Encoded:
         return Encoded(sentence_vectors(model, planned.batch))
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        config, options = self.config, self.config.options(planned)
-        (anchor, positive, negative), weight = vectors, config.hard_negative_weight
-        result = triplet_infonce(anchor, positive, negative, config.temperature, weight=weight, **options)
+        anchor, positive, negative = vectors
+        options = self.config.options(planned)
+        result = triplet_infonce(anchor, positive, negative, self.config.temperature, **options)
         return Loss({self.term: Term(result.loss.sum())}, {"accuracy": percentage(result.correct)})

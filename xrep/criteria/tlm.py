@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 
-from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
+from xrep.criteria.criterion import Loss, Planned, Term, of_words, only_tower, percentage
 from xrep.criteria.mlm import MLM
 from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary
 from xrep.models.dual_encoder import DualEncoder
@@ -82,7 +82,7 @@ class TLM(MLM):
         encoder = model.encoders[SHARED]
         states = encoder(masked.batch)
         result = self.masked_lm(SHARED, encoder, masked.at_positions(states), masked.labels)
-        loss = self.masked_lm.loss("tlm", [result])
+        loss = of_words("tlm", [result])
         if self.first is not None and self.neighbour is not None:
             scores = self.neighbour(torch.tanh(self.first(states[:, 0])))
             loss.terms["next_sentence"] = Term(F.cross_entropy(scores, follows, reduction="sum"))

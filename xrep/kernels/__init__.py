@@ -16,7 +16,7 @@ from xrep.kernels.judge import Judge
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.kernels.pairs import add_own_negatives
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
-from xrep.kernels.triplet_infonce import TripletInfoNCE, triplet_infonce
+from xrep.kernels.triplet_infonce import triplet_infonce
 from xrep.kernels.word_infonce import WordInfoNCE, word_infonce
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "InBatchInfoNCE",
     "InfoNCE",
     "Judge",
-    "TripletInfoNCE",
     "WordInfoNCE",
     "add_own_negatives",
     "hard_infonce",

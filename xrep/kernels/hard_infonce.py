@@ -13,7 +13,17 @@ from xrep.kernels.arguments import check_tensors, scalar
 from xrep.kernels.gather import gathered
 from xrep.kernels.judge import Judge, bars, too_near
 from xrep.kernels.linear import linear
-from xrep.kernels.pairs import SMALLEST_SQUARE, beaten, equal, highest, in_blocks, infonce, leave_out, sum_exp
+from xrep.kernels.pairs import (
+    SMALLEST_SQUARE,
+    at_columns,
+    beaten,
+    equal,
+    highest,
+    in_blocks,
+    infonce,
+    leave_out,
+    sum_exp,
+)
 from xrep.kernels.precision import accumulation_dtype
 
 
@@ -92,11 +102,13 @@ def hard_infonce(
             key: Tensor, key_square: Tensor, tau: Tensor,
             unit: Tensor, length: Tensor, near: Tensor, excluded: Tensor, ids: Tensor | None, bar: Tensor | None,
         ) -> tuple[Tensor, ...]:  # fmt: skip
-            """Return what ``sum_exp`` finds of the hardened negatives, the best plain one, and the mean λ, [r] each."""
+            """Return what ``sum_exp`` finds of the hardened negatives; the logits of the best plain one and of the
+            positive, which the same product may have rounded; and the mean λ, [r] each."""
             along = linear(unit, key)  # q·k / |q|
             with torch.no_grad():
                 plain = along * key_square.rsqrt()
                 same = too_near(plain, bar, key_bars, equal(ids, key_ids))
+                level = at_columns(plain, excluded[:, 1:]).squeeze(1) / tau
                 best = highest(leave_out(plain, excluded, same), 1) / tau
                 far = length * length + key_square - 2 * length * along
                 mixing = torch.where(far > near, (near / far) ** (exponent / 2), 1.0)  # λ
@@ -107,15 +119,16 @@ def hard_infonce(
             hardened = rest * length + mixing * along  # q·k̂ / |q|
             square = hardened.square() + squared * (key_square - along.square())  # |k̂|²
             cosine = hardened * square.clamp(min=SMALLEST_SQUARE).rsqrt()
-            return *sum_exp(leave_out(cosine / tau, excluded, same), 1), best, interpolation
+            return *sum_exp(leave_out(cosine / tau, excluded, same), 1), best, level, interpolation
 
-        own = torch.arange(start, start + len(x), device=x.device).repeat(2)
-        excluded = torch.stack([own, own + len(all_x)], 1)  # itself and its positive
+        own = torch.arange(start, start + len(x), device=x.device)
+        excluded = torch.stack([own, own + len(all_x)], 1)  # of x: itself and its positive
+        excluded = torch.cat([excluded, excluded.flip(1)])
         bar = None if judge is None else torch.cat(own_bars)
         rows = unit, length, near, excluded, None if ids is None else ids.repeat(2, 1), bar
-        hardest, total, best, interpolation = in_blocks(of_block, [key, key_square, tau], rows)
-        shift = positive.detach()
-        fields = infonce(hardest, total, positive), beaten(best - shift, shift), interpolation.detach()
+        hardest, total, best, level, interpolation = in_blocks(of_block, [key, key_square, tau], rows)
+        correct = beaten((best - level).detach(), level.detach())
+        fields = infonce(hardest, total, positive), correct, interpolation.detach()
         return HardInfoNCE(*(half for field in fields for half in field.unflatten(0, (2, len(x)))))
 
 

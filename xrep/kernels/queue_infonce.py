@@ -7,6 +7,7 @@ loss and everything that its gradient needs, so no [B, K] array exists in either
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 from typing import NamedTuple
 
@@ -86,6 +87,8 @@ def queue_infonce(
         raise ValueError("query_ids and queue_ids mask together: give both or neither")
     if (judge is None or judge.guide is None) != (queue_guide is None):
         raise ValueError("the judge's guide and queue_guide judge together: give both or neither")
+    if judge is not None and judge.guide is not None and queue_guide is not None:
+        judge = replace(judge, guide=judge.guide.to(queue_guide.dtype).to(judge.guide.dtype))  # rounded as in the queue
     tau = scalar("temperature", temperature, accumulation_dtype(query), query.device)
     count = len(queue) if valid is None else int(valid)
     if not 0 <= count <= len(queue):
@@ -119,6 +122,9 @@ class _QueueInfoNCE(torch.autograd.Function):
         scaled = similarity / tau
         # Scaled queries save a pass over the scores, but would be rounded once more in half precision.
         rows, scale = (wide / tau, None) if operand == tau.dtype else (query.to(operand), 1 / tau)
+        # A repetition of the positive ties with it only if both are rounded as the queue and the product round.
+        rounded = positive.to(queue.dtype).to(operand).to(tau.dtype)
+        level = (rows.to(tau.dtype) * rounded).sum(1) / (1.0 if scale is None else tau)
         at_once = steps is softmax and scale is None and judge is None
         if at_once and len(query) <= WHOLE[0] and 0 < len(queue) <= WHOLE[1]:
             loss, best, share, mixture = _at_once(rows, scaled, queue.to(operand), ids, learns)
@@ -126,7 +132,7 @@ class _QueueInfoNCE(torch.autograd.Function):
             mixture = torch.zeros_like(wide, memory_format=torch.contiguous_format) if learns else None
             # The running softmax starts from the positive, so its maximum is finite even if every negative is masked.
             best, total = torch.full_like(scaled, -torch.inf), torch.zeros_like(scaled)
-            bar, _ = bars(judge, wide, positive) if scale is not None else bars(judge, rows, positive, tau)
+            bar, _ = bars(judge, rows.to(tau.dtype), rounded, tau if scale is None else 1.0)
             state = QueueSoftmax(scale, scaled.clone(), total, best, mixture, operand)
             state.limit = None if bar is None else bar[:, 0].contiguous()
             guides = None if bar is None or queue_guide is None else (bar[:, 1:], queue_guide)
@@ -137,7 +143,7 @@ class _QueueInfoNCE(torch.autograd.Function):
             loss = torch.where(gap > 0, gap + total.log(), state.total.log1p())
             share = state.total / total
             mixture = None if mixture is None else mixture.div_(total.unsqueeze(1))
-        correct = beaten(best - scaled, scaled)
+        correct = beaten(best - level, level)
         if learns:
             ctx.save_for_backward(query, positive, tau, mixture, share, similarity)
         ctx.mark_non_differentiable(correct)

@@ -30,7 +30,7 @@ from xrep.models.directory import (
     read_saved_config,
 )
 from xrep.models.kinds import expect
-from xrep.models.model import Model
+from xrep.models.model import Model, SentenceModel
 from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
@@ -238,9 +238,13 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -
 def _warnings(task: Task, trainer: Trainer) -> list[str]:
     half = trainer.config.precision in ("bf16", "bfloat16")
     slow = [SLOW_BFLOAT16] if half and trainer.step.dtype == torch.float32 else []
+    by_vectors = trainer.validate is not None and trainer.validate.needs is SentenceModel
+    untrained = "masked tokens alone train no sentence vectors, which the validation measures"
+    untrained += "; `validation` loss chooses the best checkpoint by the loss instead"
+    wrong = [untrained] if by_vectors and not trainer.pair.criterion.trains_vectors else []
     left_out = [name for part in task.parts.values() for name in part.left_out]
     unseen = [f"no validation on {', '.join(left_out)}: no training text is in these languages"] if left_out else []
-    warnings = [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *slow, *unseen]
+    warnings = [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *wrong, *slow, *unseen]
     return [f"warning: {warning}" for warning in warnings]
 
 
