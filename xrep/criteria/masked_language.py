@@ -11,7 +11,6 @@ from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batch import TextSpec, TokenBatch
 from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
-from xrep.interop.pretrained import Start
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import Encoder
@@ -29,7 +28,8 @@ class MaskedLanguage(nn.Module):
 
     Attributes:
         heads: the head of each tower: that of its pretrained encoder, which is the one in its directory or, if the
-            encoder is a tower of an earlier run, that of the run's criterion; a new one if there is none.
+            encoder is a tower of an earlier run, that of the run's criterion; a new one if there is none. The bias of
+            a subword is a new one if the encoder gets another vocabulary.
         notes: what a user should know about the heads.
 
     Raises:
@@ -44,15 +44,17 @@ class MaskedLanguage(nn.Module):
             if vocabulary.mask_id is None:
                 problem = f"the tokenizer of the tower {tower} has no [MASK]"
                 raise UserError(problem, cure="use one that has, such as of xrep-preprocess")
-        starts = model.config.starts
-        self.heads: Any = nn.ModuleDict({t: self._head(t, model.encoders[t], starts.get(t)) for t in model.encoders})
+        self.heads: Any = nn.ModuleDict({tower: self._head(tower, model) for tower in model.encoders})
 
-    def _head(self, tower: str, encoder: Encoder, start: Start | None) -> MaskedLanguageHead:
+    def _head(self, tower: str, model: DualEncoder) -> MaskedLanguageHead:
+        encoder, start = model.encoders[tower], model.config.starts.get(tower)
         if encoder.token_embedding.weight.size(1) != encoder.shape.hidden_size:
             problem = f"tower {tower}: its input embeddings, which predict words, are narrower than its token vectors"
             raise UserError(problem, cure="choose another objective, or another encoder")
         head = MaskedLanguageHead(encoder.shape)
         if start is not None and (state := start.head()) is not None:
+            if model.config.vocabulary == "text":  # its bias is that of other subwords
+                state["bias"] = head.bias.detach()
             with fitting(start.path):
                 head.load_state_dict(state)
         elif start is not None:

@@ -183,6 +183,17 @@ class DualEncoder(SentenceModel):
             problem = "this encoder has a tower for each side and no language was named"
         raise UserError(problem, cure="known: " + ", ".join(self.languages))
 
+    def use_pooling(self, pooling: Pooling) -> None:
+        """Pool token vectors this way from now on."""
+        self.pooling = dict.fromkeys(self.pooling, pooling)
+        self._architecture = {**self._architecture, "pooling": self.pooling}
+
+    def leave_out_projections(self) -> None:
+        """Give pooled vectors without their projections from now on."""
+        self.projections.clear()
+        self._architecture = {**self._architecture, "projections": {}}
+        self.output_size = self.width(next(iter(self.encoders)))
+
     def use_layer(self, layer: int) -> None:
         """Pool the token vectors of this layer from now on. Raises UserError if a tower has fewer layers, or a
         projection that was trained for another layer."""
