@@ -107,10 +107,12 @@ def test_training_goes_on(criterion: str, trained_run: Path, tmp_path: Path, cli
     assert np.array_equal(again.encode(ENGLISH, lang="en"), trained.encode(ENGLISH, lang="en"))
 
 
-def test_a_static_encoder_is_not_distilled_again(shared_encoder: Path, tmp_path: Path) -> None:
+def test_what_a_static_encoder_cannot_become(shared_encoder: Path, tmp_path: Path) -> None:
     export_path(shared_encoder, tmp_path / "static", "static")
     with pytest.raises(UserError, match="it is a static encoder; name the encoder that it was made of"):
         export_path(tmp_path / "static", tmp_path / "again", "static")
     with pytest.raises(UserError, match="int8 is for transformer layers that xrep computes, and this model has none"):
         export_path(tmp_path / "static", tmp_path / "again", "int8")
+    with pytest.raises(UserError, match="a static encoder is pooled by the mean, not by max; leave `pooling` out"):
+        export_path(tmp_path / "static", tmp_path / "again", "onnx", pooling="max")
     assert not (tmp_path / "again").exists()
