@@ -110,3 +110,10 @@ def test_results_of_another_model_are_refused(results: Path, encoder: SentenceEn
     with pytest.raises(UserError, match="`license` 'My own licence' is not the identifier of a licence"):
         encoder.save(tmp_path / "out", license="My own licence")
     assert not (tmp_path / "out").exists()
+
+
+def test_another_pooling_makes_another_model(folder: Path, results: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="`results` were measured on another model"):
+        export_path(
+            folder / "run" / "best", tmp_path / "out", "sentence-transformers", pooling="max", results=[str(results)]
+        )

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs, write_corpus
+from tests.support.encoders import write_encoder
 from xrep.data.batch import collate
 from xrep.errors import UserError
 from xrep.inference.export import export_path
@@ -47,6 +48,14 @@ def test_the_formula(towers: str, counted: bool, request: pytest.FixtureRequest)
     signs = np.sign(sum((found[tower] * expected[tower]).sum(0) for tower in expected))
     for tower, table in expected.items():
         np.testing.assert_allclose(found[tower] * signs, table, atol=1e-5 * np.abs(table).max())
+
+
+@pytest.mark.parametrize("size", [8, 24])
+def test_without_its_projection(size: int, tmp_path: Path) -> None:
+    """The vectors of the encoder alone are wider or narrower than those of the projection."""
+    path = write_encoder(tmp_path / "run", size=16, model_options={"projection_size": size})
+    export_path(path, tmp_path / "static", "static", no_projection=True)
+    assert SentenceEncoder.load(tmp_path / "static", device="cpu").encode(ENGLISH).shape == (40, 16)
 
 
 @pytest.mark.slow
@@ -98,10 +107,12 @@ def test_training_goes_on(criterion: str, trained_run: Path, tmp_path: Path, cli
     assert np.array_equal(again.encode(ENGLISH, lang="en"), trained.encode(ENGLISH, lang="en"))
 
 
-def test_a_static_encoder_is_not_distilled_again(shared_encoder: Path, tmp_path: Path) -> None:
+def test_what_a_static_encoder_cannot_become(shared_encoder: Path, tmp_path: Path) -> None:
     export_path(shared_encoder, tmp_path / "static", "static")
     with pytest.raises(UserError, match="it is a static encoder; name the encoder that it was made of"):
         export_path(tmp_path / "static", tmp_path / "again", "static")
     with pytest.raises(UserError, match="int8 is for transformer layers that xrep computes, and this model has none"):
         export_path(tmp_path / "static", tmp_path / "again", "int8")
+    with pytest.raises(UserError, match="a static encoder is pooled by the mean, not by max; leave `pooling` out"):
+        export_path(tmp_path / "static", tmp_path / "again", "onnx", pooling="max")
     assert not (tmp_path / "again").exists()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.interop.foreign_models import FAMILIES, POSITIONS, SENTENCES, library_vectors, write_model
-from tests.nn.small_models import edit_json
+from tests.nn.small_models import edit_json, transformers
 from tests.support.closeness import assert_near
 from tests.support.planning import token_batch
 from xrep.data.batch import TokenBatch
@@ -109,9 +109,19 @@ def test_activation_checkpointing_and_copies(models: dict[str, Path], family: st
         assert not torch.equal(copied(batch), encoder(batch))
 
 
-def test_dropout_rates_are_those_of_the_model(models: dict[str, Path]) -> None:
-    encoder = Encoder.build(read_pretrained(models["deberta-v2"]).shape, dropout=0.3, attention_dropout=0.2)
-    assert {part.p for part in encoder.modules() if hasattr(part, "p")} == {0.3, 0.2}
+def test_dropout_rates_are_those_of_the_model(models: dict[str, Path], tmp_path: Path) -> None:
+    transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    for path in (models["deberta-v2"], tmp_path):
+        encoder = Encoder.build(read_pretrained(path).shape, dropout=0.3, attention_dropout=0.2)
+        assert {part.p for part in encoder.modules() if hasattr(part, "p")} == {0.3, 0.2}
+
+
+@pytest.mark.parametrize("family", ["XLMRobertaXL", "IBert"])
+def test_positions_that_begin_behind_that_of_padding(family: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = getattr(transformers, f"{family}Config")(**sizes, max_position_embeddings=20, pad_token_id=1)
+    config.save_pretrained(tmp_path)
+    assert read_pretrained(tmp_path).shape.max_positions == 18
 
 
 @pytest.mark.parametrize("kind", ["hf", "sentence-transformers"])

@@ -2,13 +2,15 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.nn.small_models import POSITIONS, VOCABULARY, hidden_states, make_batch, make_model, save
+from tests.nn.small_models import POSITIONS, VOCABULARY, hidden_states, make_batch, make_model, save, transformers
 from tests.support.closeness import assert_near
+from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batch import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
@@ -65,3 +67,24 @@ def test_a_translator_starts_from_a_directory(tmp_path: Path, name: str) -> None
         assert_near(model.encoder(batch), hidden_states(theirs, batch)[2])
     logits = model.begin(batch, torch.zeros(len(batch), dtype=torch.int64)).next()
     assert logits.shape == (4, 1, words) and torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("options", [{"semantic_bias": True}, {"tie_embeddings": "all", "decoder_hidden_size": 32}])
+def test_a_translator_needs_embeddings_of_its_width(options: dict[str, Any], tmp_path: Path) -> None:
+    """ELECTRA's and ALBERT's are narrower than their states."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "embedding_size": 16, "num_hidden_layers": 1}
+    config = transformers.ElectraConfig(**sizes, num_attention_heads=2, intermediate_size=8, max_position_embeddings=24)
+    path = str(save(transformers.ElectraModel(config), tmp_path / "electra"))
+    with pytest.raises(UserError, match="the encoder's embeddings are 16 wide"):
+        Translation(Translation.Config(encoder=path, decoder_layers=1, **options), text_of("shared"))
+
+
+def test_a_pretrained_head_keeps_no_bias_of_other_subwords(tmp_path: Path) -> None:
+    theirs = make_model("BertForMaskedLM")
+    path = str(save(theirs, tmp_path / "bert"))
+    for vocabulary in ("pretrained", "text"):
+        model = DualEncoder(DualEncoder.Config(encoder=path, towers="shared", vocabulary=vocabulary), text_of("shared"))
+        head = MaskedLanguage(model, text_of("shared"), rate=0.15).heads["shared"]
+        assert torch.equal(head.dense.weight, theirs.cls.predictions.transform.dense.weight)
+        assert torch.equal(head.bias, theirs.cls.predictions.bias) == (vocabulary == "pretrained")
+        assert head.bias.any() == (vocabulary == "pretrained")

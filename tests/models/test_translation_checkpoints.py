@@ -81,6 +81,9 @@ def test_its_encoder_is_a_start(run: Path) -> None:
 def test_what_is_no_start(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"best: no tower 'decoder'; name .*best$"):
         find_start(str(run / "best" / "decoder"))
+    (tmp_path / "manifest.json").write_text('{"format": "xrep-data"}')  # a name is no tower of the data beside it
+    with pytest.raises(UserError, match="absent: no such directory; name a directory"):
+        find_start(str(tmp_path / "absent"))
     model = nn.Linear(1, 1)
     model.architecture = dict  # the model is that of a plugin
     text = TextSpec(vocabularies={}, max_length=8)

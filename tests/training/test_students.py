@@ -88,10 +88,9 @@ def test_where_a_student_starts(words: list[str], start: str | None) -> None:
 
 
 def test_an_encoder_of_transformers_keeps_its_vocabulary() -> None:
-    with pytest.raises(
-        UserError, match="modernbert: transformers computes it, so its vocabulary stays; start from BERT"
-    ):
-        take_vocabulary(Mock(spec=Encoder), Mock(path=Path("modernbert")), Mock())
+    message = "modernbert: encoders of type transformers keep their vocabulary; start from BERT"
+    with pytest.raises(UserError, match=message):
+        take_vocabulary(Mock(spec=Encoder, shape=Mock(type="transformers")), Mock(path=Path("modernbert")), Mock())
 
 
 @pytest.mark.nightly

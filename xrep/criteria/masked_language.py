@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from xrep.data.batch import TextSpec, TokenBatch
 from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
-from xrep.interop.pretrained import Start
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import Encoder
@@ -28,7 +27,8 @@ class MaskedLanguage(nn.Module):
 
     Attributes:
         heads: the head of each tower: that of its pretrained encoder, which is the one in its directory or, if the
-            encoder is a tower of an earlier run, that of the run's criterion; a new one if there is none.
+            encoder is a tower of an earlier run, that of the run's criterion; a new one if there is none. The bias of
+            a subword is a new one if the encoder gets another vocabulary.
         notes: what a user should know about the heads.
 
     Raises:
@@ -43,18 +43,17 @@ class MaskedLanguage(nn.Module):
             if vocabulary.mask_id is None:
                 problem = f"the tokenizer of the tower {tower} has no [MASK]"
                 raise UserError(problem, cure="use one that has, such as of xrep-preprocess")
-        starts, of_text = model.config.starts, model.config.vocabulary == "text"
-        heads = {tower: self._head(tower, own, starts.get(tower), of_text) for tower, own in model.encoders.items()}
-        self.heads: Any = nn.ModuleDict(heads)
+        self.heads: Any = nn.ModuleDict({tower: self._head(tower, model) for tower in model.encoders})
 
-    def _head(self, tower: str, encoder: Encoder, start: Start | None, of_text: bool) -> MaskedLanguageHead:
+    def _head(self, tower: str, model: DualEncoder) -> MaskedLanguageHead:
+        encoder, start = model.encoders[tower], model.config.starts.get(tower)
         if encoder.token_embedding.weight.size(1) != encoder.shape.hidden_size:
             problem = f"tower {tower}: its input embeddings, which predict words, are narrower than its token vectors"
             raise UserError(problem, cure="choose another objective, or another encoder")
         head = MaskedLanguageHead(encoder.shape)
         if start is not None and (state := start.head()) is not None:
-            if of_text:  # the bias is one of other subwords than those of the text
-                state = {**state, "bias": head.bias}
+            if model.config.vocabulary == "text":  # its bias is that of other subwords
+                state = {**state, "bias": head.bias.detach()}
             with fitting(start.path):
                 head.load_state_dict(state)
         elif start is not None:

@@ -92,11 +92,11 @@ def export_path(
     if options.vocabulary_from:
         encoder, counts = trim_vocabulary(encoder, options.vocabulary_from, options.keep)
     if pooling is not None:
-        encoder.model.pooling = dict.fromkeys(encoder.model.pooling, pooling)
+        encoder.model.use_pooling(pooling)
     if options.no_projection:
         if not encoder.model.projections:
             raise UserError("has no projection to leave out", path=path, cure="export it without `no_projection`")
-        encoder.model.projections.clear()
+        encoder.model.leave_out_projections()
     if layer is not None:
         encoder.model.use_layer(layer)
     if format == "static":

@@ -46,7 +46,6 @@ class SentenceEncoder:
         languages: Codes of the languages it was trained on, as far as they are known.
         training_hashes: Files with the hashes of its training sentences (sorted uint64 ``.npy``), if there are any.
         path: Where it was loaded from; empty if it was not.
-        output_size: The dimension D of the vectors.
         prompts: Texts that can be put in front of sentences, by name; ``encode`` takes the name as ``prompt_name``.
         default_prompt_name: Name of the prompt of sentences for which no prompt is chosen; None: they have none.
     """
@@ -63,7 +62,7 @@ class SentenceEncoder:
     ) -> None:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
         self.training_hashes, self.path = training_hashes, str(path)
-        self.languages, self.output_size = model.languages, model.output_size
+        self.languages = model.languages
         prompts = _trained_prompts(text) if prompts is None else prompts
         self.prompts, self.default_prompt_name = prompts.texts, prompts.default
 
@@ -108,6 +107,11 @@ class SentenceEncoder:
             encoder.model.use_layer(layer)
         to_device(encoder.model, device, dtype)
         return encoder
+
+    @property
+    def output_size(self) -> int:
+        """The dimension D of the vectors."""
+        return self.model.output_size
 
     @property
     def device(self) -> torch.device:

@@ -91,8 +91,8 @@ def write_sentence_transformers(
     """
     modules, first = list[tuple[str, dict[str, Any], dict[str, Any]]](), "Transformer"
     if isinstance(encoder, StaticEncoder):
-        if pooling != "mean" or not weights:
-            raise UserError("sentence-transformers pools a static encoder by the mean, and reads it from its weights")
+        if not weights:
+            raise UserError("sentence-transformers reads a static encoder from its weights")
         first = _write_static(directory, encoder, tokenizer, max_length)
     else:
         write_huggingface(directory, encoder, tokenizer, max_length=max_length, weights=weights, **shared)

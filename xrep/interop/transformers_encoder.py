@@ -26,8 +26,12 @@ from xrep.nn.shape import UNLIMITED, EncoderSizes
 from xrep.nn.weights import Weights, read_json, some
 from xrep.registry import one_line
 
-DROPOUT = ("hidden_dropout_prob", "hidden_dropout", "dropout", "dropout_rate", "embedding_dropout", "mlp_dropout")
-ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout")
+# The names that its families have for the two rates.
+DROPOUT = (
+    *("hidden_dropout_prob", "hidden_dropout", "dropout", "dropout_rate", "embedding_dropout", "mlp_dropout"),
+    *("embd_pdrop", "emb_pdrop", "embed_dropout", "resid_pdrop", "resid_dropout", "residual_dropout"),
+)
+ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 # Entries of a configuration that name code to fetch and run, or kernels, or that only describe the file.
 DROPPED = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "torch_dtype", "dtype")
 
@@ -309,7 +313,7 @@ def _positions(config: Any, model: nn.Module) -> int:
     """Return the length of the longest sequence; the positions of RoBERTa's relatives begin at pad id + 1."""
     positions = _first(config, "max_position_embeddings", "n_positions") or UNLIMITED
     tables = [part for name, part in model.named_modules() if name.endswith("position_embeddings")]
-    pads = [part.padding_idx for part in tables if isinstance(part, nn.Embedding)]
+    pads = [getattr(part, "padding_idx", None) for part in tables]
     return positions - max((pad + 1 for pad in pads if pad is not None), default=0)
 
 

@@ -132,9 +132,7 @@ class DualEncoder(SentenceModel):
             if config.vocabulary == "text" and name in starts:  # until start_embeddings is called
                 vocabulary = replace(vocabulary, size=shape.vocabulary_size, pad_id=shape.pad_id)
             _check(name, shape, vocabulary, text.max_length, config)
-            if shape.type == "static" and self.pooling[name] != "mean":
-                problem = f"a static encoder is pooled by the mean, not by {self.pooling[name]}"
-                raise UserError(problem, cure="leave `pooling` out")
+            _check_pooling(shape, self.pooling[name])
         encoders = {name: Encoder.build(shape, **config.rates) for name, shape in shapes.items()}
         self.encoders = cast(Any, nn.ModuleDict(encoders))
         self.projections = cast(Any, nn.ModuleDict({name: make_projection(own) for name, own in projections.items()}))
@@ -182,6 +180,19 @@ class DualEncoder(SentenceModel):
         if language is None:
             problem = "this encoder has a tower for each side and no language was named"
         raise UserError(problem, cure="known: " + ", ".join(self.languages))
+
+    def use_pooling(self, pooling: Pooling) -> None:
+        """Pool token vectors this way from now on. Raises UserError if a tower cannot."""
+        for encoder in self.encoders.values():
+            _check_pooling(encoder.shape, pooling)
+        self.pooling = dict.fromkeys(self.pooling, pooling)
+        self._architecture = {**self._architecture, "pooling": self.pooling}
+
+    def leave_out_projections(self) -> None:
+        """Give pooled vectors without their projections from now on."""
+        self.projections.clear()
+        self._architecture = {**self._architecture, "projections": {}}
+        self.output_size = self.width(next(iter(self.encoders)))
 
     def use_layer(self, layer: int) -> None:
         """Pool the token vectors of this layer from now on. Raises UserError if a tower has fewer layers, or a
@@ -263,6 +274,11 @@ def _projected(config: DualEncoder.Config, starts: dict[str, Start]) -> str:
     if config.projected_side != "auto":
         return config.projected_side
     return "source" if list(starts) == ["target"] else "target"
+
+
+def _check_pooling(shape: EncoderSizes, pooling: Pooling) -> None:
+    if shape.type == "static" and pooling != "mean":
+        raise UserError(f"a static encoder is pooled by the mean, not by {pooling}", cure="leave `pooling` out")
 
 
 def _check(name: str, shape: EncoderSizes, vocabulary: Vocabulary, max_length: int, config: DualEncoder.Config) -> None:

@@ -17,7 +17,7 @@ from xrep.errors import UserError
 from xrep.interop.pretrained import AUTO, Start, State, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import DenseSpec
 from xrep.models.directory import CRITERION, MANIFEST, Checkpoint, open_checkpoint
-from xrep.models.kinds import PRETRAINED, expect
+from xrep.models.kinds import PRETRAINED, expect, model_name
 from xrep.models.model import EncoderOrigin
 from xrep.nn.encoder import Encoder, TransformerEncoder
 from xrep.nn.shape import EncoderSizes, Norm
@@ -71,9 +71,12 @@ class StartOptions:
         return {"dropout": self.dropout, "attention_dropout": self.attention_dropout}
 
     def problems(self) -> list[str]:
+        problems = []
         if not self.encoder and self.heads and self.hidden_size % self.heads:
-            return [f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}"]
-        return []
+            problems.append(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
+        if self.pretrained_layers is not None and not self.pretrained():
+            problems.append("pretrained_layers needs a pretrained encoder; a new one has `layers`")
+        return problems
 
     def pretrained(self) -> dict[str, str]:
         """Return the directory or name of each pretrained encoder, by tower or side; empty if there is none."""
@@ -124,11 +127,11 @@ def take_vocabulary(encoder: Encoder, start: Start, tokenizer: Tokenizer) -> str
     Each row is the mean of those that the same text has at the start (``rows_of_pieces``), or else the mean of all.
 
     Raises:
-        UserError: Its embedding cannot be replaced, because transformers computes the encoder.
+        UserError: Its embedding cannot be replaced, because the encoder is none of xrep's own transformers.
     """
     if not isinstance(encoder, TransformerEncoder):
-        cure = "start from BERT, RoBERTa or XLM-R, or leave out `vocabulary`"
-        raise UserError("transformers computes it, so its vocabulary stays", path=start.path, cure=cure)
+        problem, cure = f"encoders of type {encoder.shape.type}", "start from BERT, RoBERTa or XLM-R"
+        raise UserError(f"{problem} keep their vocabulary", path=start.path, cure=f"{cure}, or leave out `vocabulary`")
     words, rows = encoder.token_embedding.weight, rows_of_pieces(tokenizer, open_tokenizer(start.tokenizer))
     mean = words.mean(dim=0)
     table = torch.stack([words[places].mean(dim=0) if places else mean for places in rows])
@@ -201,9 +204,10 @@ def find_start(name_or_path: str, encoder_type: str = AUTO, usual_tower: str | N
         UserError: It is none of these, or it is damaged.
     """
     path = Path(name_or_path)
-    for checkpoint, tower in ((path, None), (path.parent, path.name)):
-        if (checkpoint / MANIFEST).is_file() and not path.is_file():
-            return _of_checkpoint(open_checkpoint(checkpoint), tower, usual_tower)
+    if (path / MANIFEST).is_file():
+        return _of_checkpoint(open_checkpoint(path), None, usual_tower)
+    if model_name(path.parent) is not None and not path.is_file():
+        return _of_checkpoint(open_checkpoint(path.parent), path.name, usual_tower)
     expect(path, None, *PRETRAINED)
     return read_pretrained(find_pretrained(name_or_path), encoder_type)
 

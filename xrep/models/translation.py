@@ -19,7 +19,7 @@ from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.models.model import ForTransformers, TranslationModel
 from xrep.models.start import StartOptions, build_encoder
 from xrep.nn.decoder import SourceKeys, StepCache, TransformerDecoder
-from xrep.nn.encoder import initialise_by_width
+from xrep.nn.encoder import Encoder, initialise_by_width
 from xrep.nn.layers import Packing, is_quantised, layout_of
 from xrep.nn.shape import DecoderShape, EncoderSizes
 from xrep.text.sides import SHARED
@@ -99,7 +99,7 @@ class Translation(TranslationModel):
         self.encoder, self.origins = build_encoder(config, text, "source", saved.get("encoder"))
         shape = self.encoder.shape
         decoder_shape = DecoderShape(**saved["decoder"]) if saved else _decoder_shape(config, shape)
-        _check(config, text, shape, decoder_shape)
+        _check(config, text, self.encoder, decoder_shape)
         self._architecture = architecture or {"encoder": shape.as_dict(), "decoder": asdict(decoder_shape)}
         width = decoder_shape.hidden_size
         if not saved and not self.origins:
@@ -277,7 +277,8 @@ def _decoder_shape(config: Translation.Config, encoder: EncoderSizes) -> Decoder
     )
 
 
-def _check(config: Translation.Config, text: TextSpec, encoder: EncoderSizes, decoder: DecoderShape) -> None:
+def _check(config: Translation.Config, text: TextSpec, encoder: Encoder, decoder: DecoderShape) -> None:
+    words, states = encoder.token_embedding.weight.size(1), encoder.shape.hidden_size  # not the same in ALBERT
     if text.max_length > decoder.max_positions:
         problem = f"sentences may have {text.max_length} subwords, the decoder has {decoder.max_positions} positions"
         raise UserError(problem, cure="raise `max_positions`")
@@ -288,6 +289,9 @@ def _check(config: Translation.Config, text: TextSpec, encoder: EncoderSizes, de
     if decoder.hidden_size % decoder.heads:
         problem = f"the width of the decoder, {decoder.hidden_size}, is not divisible by its {decoder.heads} heads"
         raise UserError(problem, cure="set `decoder_heads` or `decoder_hidden_size`")
-    if config.tie_embeddings == "all" and decoder.hidden_size != encoder.hidden_size:
-        problem = f"tie_embeddings all: the encoder is {encoder.hidden_size} wide, the decoder {decoder.hidden_size}"
-        raise UserError(problem, cure="leave out `decoder_hidden_size`, or set `tie_embeddings` to decoder")
+    if config.tie_embeddings == "all" and decoder.hidden_size != words:
+        problem = f"tie_embeddings all: the encoder's embeddings are {words} wide, the decoder {decoder.hidden_size}"
+        raise UserError(problem, cure=f"set `decoder_hidden_size` to {words}, or `tie_embeddings` to decoder")
+    if config.semantic_bias and states != words:
+        problem = f"semantic_bias: the encoder's embeddings are {words} wide, its states {states}"
+        raise UserError(problem, cure="leave it out, or choose another encoder")

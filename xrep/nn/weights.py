@@ -23,15 +23,14 @@ from xrep.registry import one_line
 
 SAFETENSORS = "model.safetensors"
 LAYOUTS = (SAFETENSORS, f"{SAFETENSORS}.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 AGAIN = "fetch the file again"
 
 
 class Weights(Mapping[str, Tensor]):
     """The tensors of a directory, each read when it is accessed, so that only those that are needed are read.
 
-    The layouts are tried in the order of ``LAYOUTS``. Tensors are on the CPU, and those with a dtype in ``FLOATS`` are
-    converted to float32. A tensor may be mapped from the file (copy-on-write).
+    The layouts are tried in the order of ``LAYOUTS``. Tensors are on the CPU, and floating-point ones are converted to
+    float32. A tensor may be mapped from the file (copy-on-write).
 
     Attributes:
         path: the file of the weights, or the index of the shards.
@@ -51,7 +50,7 @@ class Weights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._read[name]()
-        return tensor.float() if tensor.dtype in FLOATS else tensor
+        return tensor.float() if tensor.is_floating_point() else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._read)
