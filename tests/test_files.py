@@ -36,6 +36,16 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["out.json"] and path.read_text() == "old"
 
 
+def test_two_that_write_one_file_do_not_mix_their_text(tmp_path: Path) -> None:
+    """Processes of two containers may have the same number."""
+    with write_aside(tmp_path / "file") as one:
+        one.write_text("one")
+        with write_aside(tmp_path / "file") as other:
+            other.write_text("other")
+        assert (tmp_path / "file").read_text() == "other"
+    assert (tmp_path / "file").read_text() == "one" and [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_file_is_linked_or_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("content")
     link_or_copy(tmp_path / "file", tmp_path / "link")

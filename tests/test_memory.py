@@ -26,6 +26,19 @@ def test_what_fits_is_allowed_and_what_does_not_is_one_line() -> None:
         check_memory(present + 1, "a queue", cure="lower `queue_size`")
 
 
+@pytest.mark.parametrize(("controllers", "name"), [("", "memory.max"), ("memory", "memory.limit_in_bytes")])
+def test_a_job_of_a_cluster_may_have_a_part_of_the_memory(controllers: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "groups").write_text(f"9:name=systemd:/\n5:devices:/\n0:{controllers}:/slurm/job_7/step_0\n")
+    folder = tmp_path / "root" / controllers / "slurm" / "job_7"
+    (folder / "step_0").mkdir(parents=True)
+    (folder / "step_0" / name).write_text("max\n")
+    assert machine_memory(tmp_path / "groups", tmp_path / "root") == machine_memory(tmp_path / "none")
+    for limited in (folder, tmp_path / "root" / controllers):
+        (limited / name).write_text("123456789\n")
+        assert machine_memory(tmp_path / "groups", tmp_path / "root") == 123456789
+        (limited / name).unlink()
+
+
 def test_a_model_that_a_gpu_cannot_hold(monkeypatch: pytest.MonkeyPatch, data_directory: Path, tmp_path: Path) -> None:
     def refuse(*arguments: Any) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")

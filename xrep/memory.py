@@ -22,13 +22,22 @@ def keep_freed_memory() -> None:
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: nothing is returned
 
 
-def machine_memory() -> int:
-    """Return the bytes of memory that a process of this machine or container can have, free or not."""
+def machine_memory(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes of memory that a process of this machine, container or cluster job can have, free or not.
+
+    Args:
+        groups: The file that names the control groups of the process, in lines NUMBER:CONTROLLERS:PATH.
+        root: The folder of all control groups, of which one may be limited by any that it is in.
+    """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    # The limit of a container, in versions 2 and 1 of cgroups.
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # no such file, or the word "max"
-            limits.append(int(Path(file).read_text(encoding="ascii")))
+    for line in groups.read_text(encoding="utf-8").splitlines() if groups.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):  # version 2, version 1
+            top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            group = top / path.lstrip("/")
+            for folder in (group, *group.parents)[: len(group.relative_to(top).parts) + 1]:
+                with suppress(OSError, ValueError):  # no such file, or the word "max"
+                    limits.append(int((folder / name).read_text(encoding="ascii")))
     return min(limits)
 
 

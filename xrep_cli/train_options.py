@@ -14,7 +14,7 @@ from textwrap import dedent
 from typing import Any
 
 from xrep.config.fields import FieldSpec, choices, members
-from xrep.config.recipes import read_recipe
+from xrep.config.recipes import RECIPES, read_recipe
 from xrep.config.resolve import COMMAND_LINE, merged_layers, plugins_of, stages_of
 from xrep.config.sections import SECTIONS, TOP_LEVEL, fields_of, sections_of
 from xrep.config.values import CHOICES, LISTS, Layer, flat
@@ -108,7 +108,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     else:
         line.problems += _read_data(others, [spec.key for spec in fields if spec.name == "data"], command)
     if not layers and command.get("task.name") == "bitext" and not command.get("task.data"):
-        line.layers.append((DEMO_RECIPE, read_recipe(DEMO_RECIPE)))
+        line.layers.append((DEMO_RECIPE, read_recipe(RECIPES / f"{DEMO_RECIPE}.yaml")))
     line.layers.append((COMMAND_LINE, command))
     return line
 

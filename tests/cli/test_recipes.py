@@ -40,6 +40,11 @@ def test_a_file_has_precedence_over_a_recipe_of_its_name(cli: Commands) -> None:
     assert "queue_size: 9\n" in printed()
 
 
+def test_a_file_that_is_named_demo_is_no_recipe_of_a_run_without_data(cli: Commands) -> None:
+    (cli.folder / "demo").write_text("#!/bin/sh\necho hello\n")
+    assert cli("train", "--print-config", "--task", "bitext").code == 0
+
+
 @pytest.mark.parametrize("name", ["moco_bert/nli", "cmlm/cmlm-br"])
 def test_a_recipe_over_a_base_is_printed_as_a_whole(name: str, cli: Commands) -> None:
     (cli.folder / "whole.yaml").write_text(cli("train", "--print-config", "--config", name).out)

@@ -44,7 +44,8 @@ def test_the_share_of_a_process() -> None:
 REFUSED = {
     "the environment has no SLURM_ARRAY_TASK_ID": {},
     "SLURM_ARRAY_TASK_COUNT is 'many'": {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "many"},
-    "this is process 7 of 3": {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "3"},
+    "this is process 7 of 3; .* must count from 0, without gaps, to 2": task(7, 3),
+    "this is process 7 of 3; .* must count from 1, without gaps, to 3": task(7, 3, first=1),
 }
 
 

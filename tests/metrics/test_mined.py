@@ -104,6 +104,18 @@ def test_wrong_pairs_may_be_so_rare_that_trusted_pairs_show_none(known: int) -> 
     assert 0.7 < low <= precision <= high
 
 
+def test_what_is_hardly_there_is_judged() -> None:
+    """Trusted pairs that are nearly all in no pair, and a text of which no sentence is in one."""
+    draw, none = np.random.default_rng(6), ScoreCounts.of(np.empty(0))
+    pairs, missing = ScoreCounts.of(draw.normal(1.0, 0.1, 500)), np.full(28, np.nan)
+    right = np.arange(30) == 0
+    few = Planted(np.append(missing, [0.9, np.nan]), np.append([1.2], np.append(missing, np.nan)), right)
+    low, high = planting_interval(pairs, 1_000, few, 1.0)
+    assert 0 <= low <= high <= 1 and 0 <= judge_by_planting(pairs, 1_000, few).precision(pairs, 1.0) <= 1
+    judgement = judge_by_planting(none, 1_000, planted(100, draw))
+    assert judgement.threshold(none, 1_000) is None and judgement.precision(none, -np.inf) == 0
+
+
 @pytest.mark.parametrize("translated", [0.1, 0.4, 0.95])
 def test_scores_alone_tell_the_precision_roughly(translated: float) -> None:
     draw = np.random.default_rng(4)

@@ -42,3 +42,7 @@ def test_a_wanted_precision() -> None:
     assert best_threshold(scores, correct, 4, least_precision=1.0)[0] == 7.5
     with pytest.raises(UserError, match="no threshold has a precision of 0.9; lower `least_precision`, to 0.5"):
         best_threshold(scores[1:3], correct[[2, 3]], 1, least_precision=0.9)
+    two_thirds = np.array([8.0, 7, 7]), np.array([False, True, True])
+    with pytest.raises(UserError, match="to 0.666 at most"):  # not 0.667, which no threshold has either
+        best_threshold(*two_thirds, 2, least_precision=0.9)
+    assert best_threshold(*two_thirds, 2, least_precision=0.666)[0] == 7

@@ -117,7 +117,7 @@ def check_options(options: Any) -> None:
 
 def convert(value: Any, annotation: Any) -> Any:
     """Convert ``value`` (from a YAML file, or a string from the command line) to a type. Raises ValueError if the value
-    is not of that type, or is not in its range."""
+    is not of that type, or is not in its range. A number is no text: YAML has read 1.10 as 1.1 and 010 as 8."""
     if types.NoneType in members(annotation):
         if value is None or isinstance(value, str) and value.lower() in ("none", "null"):
             return None
@@ -134,7 +134,12 @@ def convert(value: Any, annotation: Any) -> Any:
         if not interval or all(_lies_in(number, interval) for number in numbers):
             return converted
         refused = f"{_rule(interval)}, not {converted}"
-    raise ValueError(f"must {refused or f'be {type_in_words(annotation)}, not {shown(value)}'}")
+    is_text = not {str, list[str]}.isdisjoint(members(annotation))
+    unquoted = is_text and any(
+        isinstance(each, int | float) for each in (value if isinstance(value, list) else [value])
+    )
+    cure = "; put it in quotes" if unquoted else ""
+    raise ValueError(f"must {refused or f'be {type_in_words(annotation)}, not {shown(value)}{cure}'}")
 
 
 def choices(annotation: Any) -> list[Any]:
@@ -148,7 +153,8 @@ def type_in_words(annotation: Any) -> str:
     allowed = [str(choice) for choice in choices(annotation)]
     for member in members(annotation):
         if typing.get_origin(member) is list:
-            allowed.append(f"a list of {PLURALS.get(typing.get_args(member)[0], 'values')}")
+            (item,) = typing.get_args(member)
+            allowed.append(f"a list of {PLURALS.get(item) or type_in_words(item)}")
         elif typing.get_origin(member) is not Literal:
             allowed.append(TYPE_NAMES.get(member, str(member)))
     return " or ".join([", ".join(allowed[:-1])] * (len(allowed) > 1) + allowed[-1:])
@@ -203,8 +209,8 @@ def _convert_one(value: Any, kind: Any) -> Any:
             return whole
     elif kind is float and not isinstance(value, bool) and math.isfinite(float(value)):
         return float(value)
-    elif kind is str and isinstance(value, str | int | float) and not isinstance(value, bool) and str(value):
-        return str(value)
+    elif kind is str and isinstance(value, str) and value:
+        return value
     raise ValueError(kind)
 
 

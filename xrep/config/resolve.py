@@ -292,7 +292,9 @@ def resolve(given: Layer) -> tuple[Layer, list[str]]:
         if key not in values and not key.startswith(unchosen):
             section, _, name = key.rpartition(".")
             known = [key[len(section) + 1 :] for key in values if section and key.startswith(f"{section}.")]
-            cure = suggestion(name, known) if known else nearest(key, [*values]) or suggestion(key, SECTIONS)
+            same = " or ".join(repr(each) for each in values if each.rpartition(".")[2] == name)
+            elsewhere = f"did you mean {same}?" if same else suggestion(key, SECTIONS)
+            cure = suggestion(name, known) if known else nearest(key, [*values]) or elsewhere
             text = f"{key} must be a mapping of options, not {shown(given[key])}"
             problems.append(text if key in SECTIONS else f"unknown key {key}; {cure}")
     for name in values.get("parts", []) if values.get("mixing") == "weight" else ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ softmax over the vocabulary, and in the same time many small steps teach more th
 _EPOCHS = 8.0
 """Epochs of such a training if nothing bounds it: the model learns little after that."""
 _BOUNDS = tuple(f"trainer.max_{bound}" for bound in ("steps", "epochs", "minutes"))
+_TEACHER = re.compile(r"(parts\.\w+\.)?criterion\.teacher")
 _STARTS = ("model.encoder", "model.source_encoder", "model.target_encoder")
 
 
@@ -36,8 +38,12 @@ def with_size(values: Layer) -> Layer:
 
     ``auto`` is small on a CPU and base on a GPU. The sizes tiny and small stand for some options of training, too,
     unless the run names a size of its own or starts from trained weights, which such options might not suit. They do
-    suit a translator whose encoder was trained in this size, because its decoder is new.
+    suit a translator whose encoder was trained in this size, because its decoder is new. A student that shares its
+    tower starts from its teacher unless an encoder is named.
     """
+    teachers = {str(value) for key, value in values.items() if _TEACHER.fullmatch(key) and _is_given(value)}
+    if len(teachers) == 1 and values.get("model.towers") == "shared":
+        values = {"model.encoder": teachers.pop(), **values}
     size = str(values.get("size", "auto"))
     if size == "auto":
         import torch  # not with this module, which the help of every command imports
@@ -51,25 +57,29 @@ def with_size(values: Layer) -> Layer:
     keys = [*(f"model.{name}" for name in _SIZES[size]), *_STARTS]
     if values.get("task.name") == "translation" and _was_small(values.get("model.encoder")):
         keys.remove("model.encoder")
-    is_sized = any(values.get(key) is not None for key in keys)
-    if size in ("tiny", "small") and not is_sized and values.get("init") in (None, "none"):
+    is_sized = any(_is_given(values.get(key)) for key in (*keys, "init"))
+    if size in ("tiny", "small") and not is_sized:
         chosen = {**_TRAINING, "model": chosen["model"] | _TRAINING["model"]}
-        if all(values.get(bound) is None for bound in _BOUNDS):
+        if not any(_is_given(values.get(bound)) for bound in _BOUNDS):
             chosen["trainer"] = {"max_epochs": _EPOCHS}
     if size in ("tiny", "small"):
         chosen["translation"] = _TRANSLATION
     layer: Layer = {}
-    if values.get("criterion.teacher") and values.get("model.towers") == "shared":
-        layer["model.encoder"] = values["criterion.teacher"]  # the student starts from its teacher
     for section in sections_of(values):
         options = chosen.get(section.kind, {}) | chosen.get(str(section.name), {})
         layer |= {spec.key: options[spec.name] for spec in section.fields() if spec.name in options}
     return {**layer, **values, "size": size}
 
 
-def _was_small(encoder: str | None) -> bool:
+def _is_given(value: Any) -> bool:
+    """Return whether an option that may be none has another value."""
+    return value is not None and str(value).lower() not in ("none", "null")
+
+
+def _was_small(encoder: Any) -> bool:
     """Return whether an encoder is that of a run, ``RUN/best`` or ``RUN/best/TOWER``, which had the size small."""
-    files = [folder / "config.yaml" for folder in (Path(encoder), Path(encoder).parent)] if encoder else []
+    place = Path(str(encoder))
+    files = [folder / "config.yaml" for folder in (place, place.parent)] if _is_given(encoder) else []
     return any(is_small(flat(load_yaml(file))) for file in files if file.is_file())
 
 

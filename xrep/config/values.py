@@ -31,19 +31,23 @@ def flat(values: Mapping[Any, Any], above: str = "") -> Layer:
 
     ``task: bitext`` is ``task.name``. A part without a name is named after its criterion (``dual_moco``, the next one
     ``dual_moco_2``), a stage after its number. ``validate_with`` chooses the validation ``several``, unless the same
-    layer names another.
+    layer names another. A UserError names an option that has two values, in different forms.
     """
     layer: Layer = {}
     for name, value in values.items():
         key = f"{above}{name}"
         if isinstance(value, Mapping):
-            layer |= flat(value, f"{key}.")
+            found = flat(value, f"{key}.")
         elif name in LISTS and isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-            layer[key] = _names(name, value)
-            for item_name, item in zip(layer[key], value, strict=True):
-                layer |= flat({inner: each for inner, each in item.items() if inner != "name"}, f"{key}.{item_name}.")
+            found: Layer = {key: _names(name, value)}
+            for item_name, item in zip(found[key], value, strict=True):
+                found |= flat({inner: each for inner, each in item.items() if inner != "name"}, f"{key}.{item_name}.")
         else:
-            layer[f"{key}.name" if _CHOICE.fullmatch(key) else key] = value
+            found = {f"{key}.name" if _CHOICE.fullmatch(key) else key: value}
+        if twice := [each for each in found if each in layer]:
+            raise UserError(f"{twice[0]} is given twice", cure="leave one of them out")
+        layer |= found
+    for key in [] if above else [*layer]:
         if key.endswith("validation.validate_with"):
             layer.setdefault(f"{key.removesuffix('validate_with')}name", "several")
     return layer
@@ -113,13 +117,14 @@ def load_yaml(path: str | Path) -> Mapping[Any, Any]:
 
 class _Dumper(yaml.SafeDumper):
     """A YAML dumper for plain data. It quotes text that OmegaConf would read as a number although YAML 1.1 does not
-    (``1e3``)."""
+    (``1e3``), and escapes what it would resolve (``${``)."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent_text(self, text: str) -> yaml.Node:
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text[:1] in "+-.0123456789" else None)
+        style = "'" if text[:1] in "+-.0123456789" else None
+        return self.represent_scalar("tag:yaml.org,2002:str", re.sub(r"(\\*)\$\{", r"\1\1\\${", text), style=style)
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)

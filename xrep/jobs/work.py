@@ -74,7 +74,7 @@ def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> Wo
         first = number_from(environment, "SLURM_ARRAY_TASK_MIN", 0)
     share = WorkerShare(number_from(environment, number, 0) - first, number_from(environment, count, 1))
     if not 0 <= share.number < share.count:
-        cure = f"the environment variable {number} must count from {first}, without gaps, to {count} - 1"
+        cure = f"the environment variable {number} must count from {first}, without gaps, to {first + share.count - 1}"
         raise UserError(f"this is process {share.number} of {share.count}", cure=cure)
     return share
 

@@ -52,7 +52,7 @@ def best_threshold(
         precision = hits[ends] / (ends + 1)
         merit = np.where(precision >= least_precision, hits[ends], -1)
         if merit.max() <= 0:
-            cure = f"lower `least_precision`, to {precision.max():.3f} at most"
+            cure = f"lower `least_precision`, to {np.floor(1000 * precision.max()) / 1000:g} at most"
             raise UserError(f"no threshold has a precision of {least_precision:g}", cure=cure)
     last = int(ends[np.argmax(merit)])
     threshold = ordered[last] if last == len(ordered) - 1 else (ordered[last] + ordered[last + 1]) / 2

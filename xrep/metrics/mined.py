@@ -113,11 +113,12 @@ def judge_by_planting(pairs: ScoreCounts, sources: int, planted: Planted) -> Jud
         absent = present.min(keepdims=True)
     score, is_right = np.concatenate((absent, present)), np.concatenate((np.zeros(len(absent), bool), right))
     found = planted.is_right.mean()
-    if not right.any() or np.ptp(score) == 0:
+    if not right.any() or np.ptp(score) == 0 or not len(pairs.score):
         return Judgement(np.zeros(1), np.zeros(1), 0.0)
     centre, scale = score.mean(), score.std()
     knots = np.concatenate((np.quantile(absent, (0.5, 0.9, 0.97)), np.quantile(present[right], (0.25, 0.5, 0.75))))
-    grid = np.linspace(score.min(), np.sort(score)[-max(3, len(planted.absent) // 100)], _GRID)
+    highest = min(max(3, len(planted.absent) // 100), len(score))
+    grid = np.linspace(score.min(), np.sort(score)[-highest], _GRID)
 
     def basis(at: np.ndarray) -> np.ndarray:
         z = (at - centre) / scale

@@ -30,7 +30,8 @@ def retrieval_accuracy(x: np.ndarray, y: np.ndarray) -> Accuracy:
     """Return the percentage of rows whose nearest neighbour on the other side is the row with the same index.
 
     This is the protocol of the Tatoeba test (Artetxe and Schwenk, 2019, arXiv:1812.10464, section 4.3), whose error
-    rate is 100 minus the accuracy. Row i of x [N, D] translates row i of y [N, D].
+    rate is 100 minus the accuracy. Row i of x [N, D] translates row i of y [N, D]; the rows must have length 1, or the
+    nearest are those of the largest inner product instead of the cosine.
     """
     return accuracy_of(right_answers(x, y))
 

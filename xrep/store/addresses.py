@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from xrep.errors import UserError
-from xrep.files import flush_to_disk, naming, replace_file
+from xrep.files import flush_to_disk, link_or_copy, naming, replace_file
 
 Address = str | Path
 
@@ -152,7 +152,7 @@ def write(address: Address, content: bytes, mode: Literal["overwrite", "create"]
             return False
         return True
     target = Path(os.path.realpath(address))
-    aside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.new")  # machines may share numbers of processes
+    aside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.new")
     with naming(address):
         aside.write_bytes(content)
         try:
@@ -174,14 +174,11 @@ def publish(file: Address, output: Address) -> None:
             (store.put_file if is_local(file) else store.cp_file)(str(file), str(output))
         return
     target = Path(os.path.realpath(output))
-    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")  # machines may share numbers of processes
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     with naming(output):
         flush_to_disk(Path(file))
         try:
-            os.link(file, aside)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(file, aside)
-        try:
+            link_or_copy(Path(file), aside)
             replace_file(aside, target)
         finally:
             aside.unlink(missing_ok=True)  # it stays if another process has linked the same file to the target already
