@@ -187,7 +187,7 @@ score ... --least-precision 0.9              | --least-precision is that of trus
 score ... --background fr=mt.de              | mt.de: text of fr; give text of de or en
 score ... --background de=absent             | absent: no such file; check the name
 score ... --output m.parquet                 | m.parquet: this format is not written; write one of .tsv, .tmx, .xlf
-mine ... --output m.tsv.gz                   | m.tsv.gz: this format is not written; write one of .tsv, .tmx, .xlf
+mine ... --output m.json                     | m.json: this format is not written; write one of .tsv, .tmx, .xlf
 mine negatives --path enc --bitext de-en=mt.de,mt.en --output m.tmx | m.tmx: this format is not written; write
 mine ... --least-precision 0.9               | too few sentences to judge their scores; give trusted
 score ... --plot m.bmp                       | m.bmp: a plot is one of .png, .svg, .pdf

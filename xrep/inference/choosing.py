@@ -27,6 +27,7 @@ from xrep.metrics.mined import (
 )
 from xrep.retrieval.margins import choose_in_blocks
 from xrep.store.arrays import ArrayFile
+from xrep.text.lines import packed
 
 _CHOSEN = "chosen.npy"
 _CHOSEN_BYTES = 1 << 20
@@ -59,7 +60,7 @@ class ChoosePairs(Stage):
         pairs = self._choose(folder / _CHOSEN)
         threshold, judged = self._judge(pairs)
         rows = self._rows(folder / _CHOSEN, -np.inf if threshold is None else threshold)
-        with naming(folder), open(folder / PAIRS_FILE, "w", encoding="utf-8", newline="\n") as file:
+        with naming(folder), packed(folder / PAIRS_FILE, self._output) as file:
             written = write_pairs(file, self._output, ("score", *self._languages), rows)
         (folder / _CHOSEN).unlink()
         return {"pairs": written, "threshold": threshold, "judged": judged}

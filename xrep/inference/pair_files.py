@@ -10,13 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from xrep.errors import UserError
 from xrep.inference.settings import SearchOptions
 from xrep.jobs.engines import Engine, run_job
 from xrep.jobs.outputs import job_address
 from xrep.jobs.plan import Job, Stage
 from xrep.store import addresses
-from xrep.text.records import ending_of, has_records, plain_name
+from xrep.text.records import ending_of
 from xrep.text.tmx import MEMORIES, write_memory
 from xrep.version import __version__
 
@@ -24,13 +23,6 @@ PAIRS_FILE = "pairs"
 """Name of the file that the last stage writes."""
 RECORDS = (*MEMORIES, "jsonl", "csv")
 """Endings of the files that have records; others have lines with columns, separated by tabs."""
-
-
-def check_format(output: str | Path, records: Sequence[str] = RECORDS) -> None:
-    """Raise a UserError if the name of a file to write says that it is compressed, or that it has other records."""
-    if plain_name(output) != Path(output).name or (has_records(output) and ending_of(output) not in records):
-        cure = "write one of " + ", ".join(f".{ending}" for ending in ("tsv", *records))
-        raise UserError("this format is not written", path=output, cure=cure)
 
 
 def write_pairs(file: TextIO, output: str | Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:

@@ -17,7 +17,7 @@ from xrep.files import naming
 from xrep.inference.aligned import PairedSide, ReadAligned
 from xrep.inference.encoding import HeldEncoder
 from xrep.inference.nearest import Merge, search_stages
-from xrep.inference.pair_files import PAIRS_FILE, check_format, run_pairs_job, write_pairs
+from xrep.inference.pair_files import PAIRS_FILE, RECORDS, run_pairs_job, write_pairs
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import ScoringOptions
 from xrep.inference.text_sides import search_origin
@@ -31,6 +31,8 @@ from xrep.retrieval.topk import pair_similarities
 from xrep.store.arrays import block_bounds
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.find import Bitext
+from xrep.text.lines import packed
+from xrep.text.records import check_format
 
 _SCORES = "scores.npy"
 _BLOCK = 1 << 13
@@ -95,7 +97,7 @@ def score_pairs(
             pair is left, there are fewer sentences than neighbours, or no threshold is as precise as is wanted.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    check_format(output)
+    check_format(output, RECORDS)
     if trusted and (options.keep is not None or options.threshold is not None):
         raise UserError("the trusted pairs choose the threshold", cure="leave out `keep` and `threshold`, or `trusted`")
     if options.least_precision is not None and trusted is None:
@@ -201,7 +203,7 @@ class WriteScored(Stage):
             count = min(left, max(1, round(options.keep * pairs)))
             threshold = of_text.threshold(count)
         least = -np.inf if threshold is None else threshold
-        with naming(folder), open(folder / PAIRS_FILE, "w", encoding="utf-8", newline="\n") as file:
+        with naming(folder), packed(folder / PAIRS_FILE, self._output) as file:
             names = "score", "cosine", *self._languages
             written = write_pairs(file, self._output, names, self._rows(least))
         if figures:

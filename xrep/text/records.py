@@ -11,14 +11,14 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError, abbreviated
 from xrep.text.hf_datasets import is_dataset, read_dataset
 from xrep.text.languages import canonical
-from xrep.text.lines import COMPRESSED, MAXIMUM_CHARACTERS, read_lines, unpacked
+from xrep.text.lines import COMPRESSED, MAXIMUM_CHARACTERS, check_packing, read_lines, unpacked
 from xrep.text.tmx import read_memory
 
 Record = dict[str, Any]
@@ -26,6 +26,8 @@ _code = functools.lru_cache(1024)(canonical)
 _TEXT_FIELDS = ("text", "sentence")
 _PARQUET_ROWS = 1024
 _DATASET_FIELD = re.compile(r"(hf:[^:]+:[^:\[]+(?:\[[^\]]*\])?):([^:]+)")
+_OTHERS = ("json", "xml", "xls", "xlsx", "ods")
+"""Endings of further files that have no lines of text."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -45,6 +47,15 @@ def ending_of(path: str | Path) -> str:
 def has_records(path: str | Path) -> bool:
     """Return whether the ending of a file's name is one of ``READERS``; otherwise it has lines of text."""
     return ending_of(path) in READERS
+
+
+def check_format(output: str | Path, written: Sequence[str], usual: str = "tsv") -> None:
+    """Raise a UserError if the name of a file to write says that it has other records than those ``written``, or that
+    it is compressed by a package that is missing. ``usual`` is the ending of one that has no records."""
+    check_packing(output)
+    if ending_of(output) in {*READERS, *_OTHERS} - {*written}:
+        cure = "write one of " + ", ".join(f".{ending}" for ending in (usual, *written))
+        raise UserError("this format is not written", path=output, cure=cure)
 
 
 def read_records(path: str | Path) -> Iterator[tuple[int, Record]]:
