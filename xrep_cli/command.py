@@ -119,7 +119,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        lacking = re.match(r"argument (--[\w.-]+): expected", message)
         cure = unknown and nearest(unknown[1], self.options())
+        cure = f"write {lacking[1]}=VALUE if it begins with a dash" if lacking else cure
         raise UserError(message, cure=cure or f"{self.prog} --help lists the options")
 
     def options(self) -> list[str]:

@@ -101,7 +101,8 @@ def run(name: str, options: Any) -> None:
         from xrep.evaluation.encoders import write_sentences
 
         columns = (pair for each in made.tables for pair in zip(each.languages, each.columns, strict=True))
-        print(f"{write_sentences(listed, columns)} sentences: {listed}")
+        count = write_sentences("/dev/stdout" if listed == "-" else listed, columns)
+        print(f"{count} sentences: {listed}", file=sys.stderr if common.is_streamed(listed) else sys.stdout)
     elif not options.path and made.takes_path:
         raise UserError("no encoder named", cure="give `path`, or `list_sentences` to measure another system")
     else:

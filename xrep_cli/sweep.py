@@ -99,7 +99,8 @@ def _sweep(options: argparse.Namespace, grid: dict[str, list[str]], others: list
     seeds = options.seeds.split(",") if options.seeds else []
     trials = trials_of(grid, seeds, directory, ["--config", options.config, *others])
     lines = [parse(trial.options) for trial in trials]
-    courses = [runs_of(line.layers, line.problems) for line in lines]
+    with naming_options(lines[0].option_names()):
+        courses = [runs_of(line.layers, line.problems) for line in lines]
     _check_that_runs_differ(trials, courses)
     directory.mkdir(parents=True, exist_ok=True)
 

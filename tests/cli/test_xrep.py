@@ -153,3 +153,9 @@ def test_nobody_waits_for_torch_to_learn_of_a_mistake(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTED], **given)
     shown = [line for line in done.stdout.splitlines() if line.endswith(("True", "False"))]
     assert len(shown) == len(lines) and all(line.endswith("True False") for line in shown), shown
+
+
+def test_a_value_that_begins_with_a_dash(cli: Commands) -> None:
+    done = cli("encode", "--path", "enc", "--input", "-lines.de", "--output", "v.npy")
+    assert "--input: expected one argument; write --input=VALUE if it begins with a dash" in done.err
+    assert "-lines.de: no such file" in cli("encode", "--path", "enc", "--input=-lines.de", "--output", "v.npy").err
