@@ -207,10 +207,8 @@ class WriteScored(Stage):
             names = "score", "cosine", *self._languages
             written = write_pairs(file, self._output, names, self._rows(least))
         if figures:
-            kept, recall = written / left, figures["recall"] / 100
             fallout = int((wrong >= least).sum()) / max(1, len(wrong))
-            share = min(max((kept - fallout) / max(recall - fallout, 1e-9), 0.0), 1.0)
-            precision = min(share * recall / max(kept, 1e-9), 1.0)
+            share, precision = estimated(written / left, figures["recall"] / 100, fallout)
             figures |= {"estimated_right": 100 * share, "estimated_precision": 100 * precision}
         made = {"pairs": pairs, "written": written, "threshold": threshold, "dropped": dropped, "trusted": figures}
         return {**made, "histogram": _histogram(of_text, {"right": right, "wrong": wrong})}
@@ -220,6 +218,13 @@ class WriteScored(Stage):
         for start, scores in self._scores.blocks():
             kept = _reaching(scores, least)
             yield from zip(*scores[kept].T.tolist(), *(some.take(start + kept) for some in texts), strict=True)
+
+
+def estimated(kept: float, recall: float, fallout: float) -> tuple[float, float]:
+    """Return the share of a text that is right, and that of what is kept of it, given the shares that are ``kept`` of
+    the text, of right pairs and of wrong ones. What is kept is explained by no other shares than 0 to 1."""
+    share = min(max((kept - fallout) / max(recall - fallout, 1e-9), 0.0), 1.0)
+    return share, share * recall / max(share * recall + (1 - share) * fallout, 1e-9)
 
 
 def _histogram(text: ScoreCounts, trusted: dict[str, np.ndarray]) -> dict[str, list[float]]:

@@ -188,9 +188,10 @@ def read_field(path: str | Path, field: str | None, lang: str | None) -> Iterato
         field: Its name. None: ``text`` or ``sentence``, that of the language, or the only one.
 
     Raises:
-        UserError: As ``read_records``, and if there is no such field, or none of several can be chosen.
+        UserError: As ``read_records``, and if there is no such field, none of several can be chosen, or no unit of a
+            memory has the language, which is known at its end.
     """
-    number = 0
+    number, is_there, record, chosen = 0, False, Record(), field
     for number, record in read_records(path):
         chosen = field or next((name for name in _TEXT_FIELDS if name in record), lang)
         if chosen is None:
@@ -198,7 +199,12 @@ def read_field(path: str | Path, field: str | None, lang: str | None) -> Iterato
             if chosen is None or others:
                 problem = f"which text is meant? There are {abbreviated(', '.join(texts_of(record))) or 'none'}"
                 raise UserError(problem, path=path, line=number, cure="name it: FILE:FIELD")
-        yield number, field_of(record, chosen, path, number)
+        text = field_of(record, chosen, path, number)
+        is_there |= bool(text)
+        yield number, text
+    if number and not is_there and READERS[ending_of(path)] is read_memory:
+        problem = f"no text {chosen!r} in it; there are {abbreviated(', '.join(record)) or 'none'}"
+        raise UserError(problem, path=path, cure="name another language, or the field: FILE:FIELD")
     if not number:
         raise UserError("no records in it", path=path, cure="give a file with text")
 
