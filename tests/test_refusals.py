@@ -187,8 +187,8 @@ score ... --trusted de-en=one.de,one.de --keep-identical | one.de: too few pairs
 score ... --least-precision 0.9              | --least-precision is that of trusted pairs; give --trusted
 score ... --background fr=mt.de              | mt.de: text of fr; give text of de or en
 score ... --background de=absent             | absent: no such file; check the name
-score ... --output m.jsonl.gz                 | m.jsonl.gz: this format is not written; write one of .tsv, .tmx, .xlf
-mine ... --output m.tsv.gz                   | m.tsv.gz: this format is not written; write one of .tsv, .tmx, .xlf
+score ... --output m.parquet.gz              | m.parquet.gz: Parquet is compressed in itself; name it m.parquet
+mine ... --output m.json                     | m.json: this format is not written; write one of .tsv, .tmx, .xlf
 mine negatives --path enc --bitext de-en=mt.de,mt.en --output m.tmx | m.tmx: this format is not written; write
 mine ... --least-precision 0.9               | too few sentences to judge their scores; give trusted
 score ... --plot m.bmp                       | m.bmp: a plot is one of .png, .svg, .pdf

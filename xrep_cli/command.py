@@ -119,7 +119,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        lacking = re.match(r"argument (--[\w.-]+): expected", message)
         cure = unknown and nearest(unknown[1], self.options())
+        cure = f"write {lacking[1]}=VALUE if it begins with a dash" if lacking else cure
         raise UserError(message, cure=cure or f"{self.prog} --help lists the options")
 
     def options(self) -> list[str]:
@@ -267,21 +269,24 @@ class Command:
     def read(self, values: dict[str, Any]) -> Any:
         """Return the options of these values, and check what can be checked before the work."""
         chosen = {spec.name: values[spec.name] for spec, how in self.fields if isinstance(how, Option)}
-        if "device" in values or "precision" in values:
-            device = common.choose_device(values.get("device"), self.name, values.get("precision", "float32"))
-            chosen |= {"device": device} if "device" in chosen else {}
         inputs, outputs = dict[str, list[str]](), dict[str, str]()
+        for name, how in ((spec.name, how) for spec, how in self.fields if isinstance(how, Option)):
+            if (value := chosen[name]) is None:
+                continue
+            if how.reads:
+                named = value if isinstance(value, list) else [value]
+                inputs[f"`{name}`"] = [file for each in named for file in how.reads(each)]
+            elif how.writes:
+                outputs[f"`{name}`"] = value
+                if value != "-":
+                    how.writes(value)
+        common.check_outputs(outputs, inputs)
+        common.check_inputs(file for files in inputs.values() for file in files)
+        if "device" in chosen:  # it is last, because it imports torch, for which nobody waits who has misspelt a name
+            chosen["device"] = common.choose_device(chosen["device"], self.name, values.get("precision", "float32"))
         for spec, how in self.fields:
             if isinstance(how, OptionGroup):
                 cls = members(spec.annotation)[0]
                 names = {each.name for each in dataclasses.fields(cls)} - {*how.without}
                 chosen[spec.name] = cls(**{name: value for name, value in (values | chosen).items() if name in names})
-            elif how.reads and (value := chosen[spec.name]) is not None:
-                named = value if isinstance(value, list) else [value]
-                inputs[f"`{spec.name}`"] = [file for each in named for file in how.reads(each)]
-            elif how.writes and (value := chosen[spec.name]) is not None:
-                outputs[f"`{spec.name}`"] = value
-                if value != "-":
-                    how.writes(value)
-        common.check_outputs(outputs, inputs)
         return self.options(**chosen)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 from xrep.config.fields import Count
@@ -70,6 +72,14 @@ def bitext_files(text: str) -> Sequence[str]:
     return parse_bitext(text).paths
 
 
+def check_file(file: str) -> None:
+    """Raise UserError if a file of text cannot be written on this machine."""
+    from xrep.text.lines import check_packing
+
+    check_output(file)
+    check_packing(file)
+
+
 def check_anywhere(file: str) -> None:
     """Raise UserError if a file on this machine cannot be written."""
     if is_local(file):
@@ -80,6 +90,7 @@ TEXT_HELP = (
     "Text with one sentence per line, or .jsonl, .csv, .parquet, .tmx, .xlf (FILE:FIELD names the field), or a .zip of "
     "these; also .gz, .bz2, .xz and .zst; or a data set, hf:NAME:SPLIT:COLUMN; - reads standard input."
 )
+PACKED_HELP = "A name that ends in .gz, .bz2, .xz or .zst writes it compressed."
 ENCODER_HELP = (
     "A checkpoint, a directory of Hugging Face or sentence-transformers, or organisation/name, which is fetched from "
     "the Hugging Face Hub if it is not in the local cache."
@@ -87,7 +98,7 @@ ENCODER_HELP = (
 InputFile = Annotated[str, Option(metavar="FILE", reads=itself)]
 InputFiles = Annotated[list[str], Option(metavar="FILE", reads=itself)]
 TextInput = Annotated[str, Option(metavar="FILE", help=TEXT_HELP, reads=itself)]
-OutputFile = Annotated[str, Option(metavar="FILE", writes=check_output)]
+OutputFile = Annotated[str, Option(metavar="FILE", help=PACKED_HELP, writes=check_file)]
 JsonFile = Annotated[str, Option(metavar="FILE", nargs="?", const="-", writes=check_anywhere)]
 EncoderPath = Annotated[str, Option(metavar="ENCODER", help=ENCODER_HELP)]
 Language = Annotated[str, Option(metavar="CODE")]
@@ -188,6 +199,19 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, Sequen
         taken.append((name, file))
 
 
+def check_inputs(files: Iterable[str]) -> None:
+    """Raise UserError if a file of this machine that is to be read, or what a pattern names, is not there."""
+    from xrep.text.hf_datasets import is_dataset
+    from xrep.text.lines import container_of
+    from xrep.text.records import split_field
+
+    for file in files:
+        path = str(split_field(file)[0])
+        if path != "-" and not is_dataset(path) and not glob.has_magic(path):
+            if is_local(path) and not container_of(Path(path)).exists():
+                raise UserError("no such file", path=path, cure="check the name")
+
+
 def check_text(files: Sequence[str], lang: str | None, **options: Any) -> None:
     """Report errors at the beginning of a text before a model is loaded."""
     from xrep.text.examples import read_text
@@ -215,6 +239,15 @@ def aligned_text(spec: str) -> Any:
     return bitext
 
 
+def is_jsonl(options: Any) -> bool:
+    """Return whether the lines of an output are JSON, by the option ``jsonl`` or its name. Raises UserError if the name
+    is that of another file of records, which no line of text is."""
+    from xrep.text.records import check_format, ending_of
+
+    check_format(options.output, ("jsonl",), usual="txt")
+    return options.jsonl or ending_of(options.output) == "jsonl"
+
+
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
@@ -225,13 +258,17 @@ def is_streamed(output: str) -> bool:
 
 @contextmanager
 def text_writer(output: str) -> Iterator[Callable[[str], object]]:
-    """Context manager that yields a function to write text with: into a file, which appears if the block succeeds, or
-    at once to standard output, a device or a pipe; in UTF-8, whatever the locale says."""
-    streamed = is_streamed(output)
-    with nullcontext(output) if streamed else write_aside(output) as path:
-        opened = nullcontext(sys.stdout.buffer) if output == "-" else open(path, "ab" if streamed else "wb")
-        with opened as file:
-            yield lambda text: (file.write(text.encode()), file.flush())
+    """Context manager that yields a function to write text with, in UTF-8, whatever the locale says: into a file, which
+    is compressed if its name says so and appears if the block succeeds, or at once to standard output, a device or a
+    pipe."""
+    if not is_streamed(output):
+        from xrep.text.lines import packed
+
+        with write_aside(output) as aside, packed(aside, output) as file:
+            yield file.write
+        return
+    with nullcontext(sys.stdout.buffer) if output == "-" else open(output, "ab") as stream:
+        yield lambda text: (stream.write(text.encode()), stream.flush())
 
 
 def write_summary(values: Any, file: str | None, said: str = "") -> None:

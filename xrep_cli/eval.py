@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from xrep.config.fields import CountOrZero, docstring, fields_of_class
 from xrep.errors import UserError
-from xrep.files import check_output, write_json
+from xrep.files import check_output
 from xrep.registry import EVALUATIONS, load_target
 from xrep.text.lines import container_of
 from xrep_cli import common
@@ -101,7 +101,8 @@ def run(name: str, options: Any) -> None:
         from xrep.evaluation.encoders import write_sentences
 
         columns = (pair for each in made.tables for pair in zip(each.languages, each.columns, strict=True))
-        print(f"{write_sentences(listed, columns)} sentences: {listed}")
+        count = write_sentences("/dev/stdout" if listed == "-" else listed, columns)
+        print(f"{count} sentences: {listed}", file=sys.stderr if common.is_streamed(listed) else sys.stdout)
     elif not options.path and made.takes_path:
         raise UserError("no encoder named", cure="give `path`, or `list_sentences` to measure another system")
     else:
@@ -134,6 +135,7 @@ def _measure(name: str, evaluation: Evaluation, options: Any, seeds: int) -> Non
     from xrep.evaluation.runner import comparison, differences, measure, models
     from xrep.tables import table
 
+    common.choose_device(None, "xrep-eval", getattr(evaluation.config, "precision", "float32"))
     paths, dimensions = options.path or [""], getattr(evaluation.config, "dimensions", None)
     several, plot = len(paths) > 1 or dimensions is not None, getattr(evaluation.config, "plot", None)
     records, failed, differing, first = {}, {}, {}, None
@@ -153,7 +155,7 @@ def _measure(name: str, evaluation: Evaluation, options: Any, seeds: int) -> Non
         if options.resamples is not None:
             drawn = {key: samples.tolist() for key, samples in figures.resamples.items()}
             finite = {key: [None if math.isnan(x) else x for x in samples] for key, samples in drawn.items()}
-            write_json(options.resamples, finite)
+            common.write_summary(finite, options.resamples)
     header, *rows = comparison(records, differing)
     if (several or seeds) and options.json != "-":
         print(table(header, rows) if rows else "")

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from xrep.config.fields import Count, check_options
@@ -59,7 +59,7 @@ class Options(common.Computing, common.JsonOption):
     buffer_lines: Count = 4096
     """Number of lines read and sorted by length at once."""
     jsonl: bool = False
-    """Write JSON lines, described above."""
+    """Write JSON lines, described above; an output FILE.jsonl has them, too."""
     reference: common.InputFiles = field(default_factory=list)
     """Reference translations: print BLEU, chrF and BLEU of multi-bleu.perl (which does not tokenise: give it tokenised
     text)."""
@@ -72,6 +72,7 @@ def run(options: Options) -> None:
     from xrep.text.languages import canonical
 
     check_options(options.search)
+    options = replace(options, jsonl=common.is_jsonl(options))
     if options.json and not options.reference:
         raise UserError("`json` without scores to write", cure="give `reference` FILE")
     common.check_text([options.input], options.source_lang, allow_empty=True)

@@ -37,7 +37,7 @@ class Options(common.Computing, common.Batches):
     output: common.OutputFile = "-"
     """File to write to; - is standard output."""
     jsonl: bool = False
-    """Write an object of JSON per line."""
+    """Write an object of JSON per line; an output FILE.jsonl has them, too."""
 
 
 def run(options: Options) -> None:
@@ -46,7 +46,7 @@ def run(options: Options) -> None:
     from xrep.registry import PREDICTORS
     from xrep.text.chunks import read_chunks
 
-    known, name = PREDICTORS.names(), model_name(options.path)
+    jsonl, known, name = common.is_jsonl(options), PREDICTORS.names(), model_name(options.path)
     if not known:
         raise UserError("no predictor is installed", cure="reinstall xrep, or install a plugin that has a predictor")
     kinds: list[Any] = [PREDICTORS.load(own) for own in ([name] if name in known else known)]
@@ -63,7 +63,7 @@ def run(options: Options) -> None:
                 if len(row) not in predictor.columns:
                     raise UserError(f"{len(row)} columns, where a line is {predictor.form}", path=origin, line=number)
             predicted = predictor.predict_lines(rows)
-            shown = (json.dumps(fields, ensure_ascii=False) if options.jsonl else text for text, fields in predicted)
+            shown = (json.dumps(fields, ensure_ascii=False) if jsonl else text for text, fields in predicted)
             write("".join(f"{line}\n" for line in shown))
             before += len(lines)
         if not before:

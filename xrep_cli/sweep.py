@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
     with naming_options({"grid": "--grid", "parallel": "--parallel"}):
         if options.parallel < 1:
             raise UserError(f"`parallel` {options.parallel}", cure="give at least 1")
-        _sweep(options, others)
+        _sweep(options, _grid(options.grid), others)
 
 
 def _check_that_runs_differ(trials: Sequence[Trial], courses: Sequence[Sequence[RunConfig]]) -> None:
@@ -89,17 +89,18 @@ def _check_that_runs_differ(trials: Sequence[Trial], courses: Sequence[Sequence[
             raise UserError(problem, cure="name each value of `grid` and each seed once")
 
 
-def _sweep(options: argparse.Namespace, others: list[str]) -> None:
+def _sweep(options: argparse.Namespace, grid: dict[str, list[str]], others: list[str]) -> None:
     from xrep.config import runs_of
     from xrep.tables import table
     from xrep.training.sweep import ranking, run_trials, trials_of
     from xrep_cli.train_options import parse
 
-    grid, directory = _grid(options.grid), Path(options.save_dir)
+    directory = Path(options.save_dir)
     seeds = options.seeds.split(",") if options.seeds else []
     trials = trials_of(grid, seeds, directory, ["--config", options.config, *others])
     lines = [parse(trial.options) for trial in trials]
-    courses = [runs_of(line.layers, line.problems) for line in lines]
+    with naming_options(lines[0].option_names()):
+        courses = [runs_of(line.layers, line.problems) for line in lines]
     _check_that_runs_differ(trials, courses)
     directory.mkdir(parents=True, exist_ok=True)
 

@@ -19,7 +19,7 @@ from xrep.config.resolve import COMMAND_LINE, merged_layers, plugins_of, stages_
 from xrep.config.sections import SECTIONS, TOP_LEVEL, fields_of, sections_of
 from xrep.config.values import CHOICES, LISTS, Layer, flat
 from xrep.registry import REGISTRIES, import_plugin, nearest
-from xrep_cli.command import Parser, command_parser
+from xrep_cli.command import VERSION, Parser, command_parser
 
 ASSIGNMENT = re.compile(rf"({'|'.join([*SECTIONS, *TOP_LEVEL, *LISTS, 'mixing'])})(\.[\w-]+)*=")
 """The beginning of ``section.option=value``."""
@@ -70,7 +70,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
     Raises:
         UserError: an option lacks its value, or a YAML file or a plugin cannot be read.
     """
-    first = Parser(add_help=False, allow_abbrev=False)
+    first = Parser("xrep-train", add_help=False, allow_abbrev=False)
+    first.add_argument("--version", action="version", version=VERSION)
     first.add_argument("--config", action="append", default=[])
     first.add_argument("--plugin", "--plugins", action="append", default=[], dest="plugins")
     files, words = first.parse_known_args([_as_option(word) for word in argv])
@@ -81,7 +82,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
         import_plugin(plugin)
 
     lists = [(key, names) for key, names in values.items() if key.split(".")[-1] in LISTS and isinstance(names, list)]
-    selectors = Parser(add_help=False, allow_abbrev=False)
+    selectors = Parser("xrep-train", add_help=False, allow_abbrev=False)
     for place in ("", *(f"{key}.{name}." for key, names in lists for name in names)):
         for kind in CHOICES:
             flags = [_dashed(kind)] if not place else [f"--{place}{kind}"]

@@ -1,5 +1,6 @@
 """``xrep-eval`` on a real checkpoint that is small and untrained."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -161,3 +162,23 @@ def test_kept_products_are_limited_before_the_first_one(encoder, tatoeba, cli, t
     import asks_for_limits  # type: ignore[import-not-found]
 
     assert asks_for_limits.found == ["16", "77"]
+
+
+def test_pairs_in_an_object_store_are_recorded_as_those_of_this_machine(encoder, cli, tmp_path):
+    """fsspec reads the addresses file:// as it reads those of a store."""
+    write_lines(tmp_path / "pairs.tsv", map("\t".join, zip(SENTENCES["de"], SENTENCES["en"], strict=True)))
+    records = []
+    for place in (tmp_path / "pairs.tsv", f"file://{tmp_path}/pairs.tsv"):
+        done = cli("eval", "xsim", "--path", encoder, "--data", f"de-en={place}", "--neighbours", 2, "--json")
+        records.append(json.loads(done.out))
+        assert records[-1]["data"].keys() == {str(place)}
+    assert len({*records[0]["data"].values(), *records[1]["data"].values()}) == 1
+    assert records[0]["values"] == records[1]["values"]
+
+
+def test_sentences_are_listed_on_standard_output(encoder, tatoeba, cli):
+    line = ["eval", "tatoeba", "--data", tatoeba, "--langs", "de", "--list-sentences"]
+    assert cli(*line, "listed.tsv.gz").code == 0
+    done = cli(*line, "-")
+    assert done.err == "12 sentences: -\n" and not done.wrote
+    assert done.out == gzip.decompress((cli.folder / "listed.tsv.gz").read_bytes()).decode()

@@ -149,3 +149,18 @@ def test_a_bad_line_leaves_the_old_output(translator: Path, cli: Commands) -> No
     assert (done.code, done.out, done.wrote) == (2, "", frozenset())
     done = generate(cli, translator, "--input test.de --buffer-lines 2")
     assert done.code == 2 and done.out.splitlines() == expected_of(translator, ["Haus", "ein rotes Haus"])
+
+
+def test_the_name_of_the_output_says_what_is_written(translator: Path, source: Path, cli: Commands) -> None:
+    asked = "--beam 1 --input test.de"
+    assert generate(cli, translator, f"{asked} --output hyp.en").code == 0
+    text = (cli.folder / "hyp.en").read_bytes()
+    assert generate(cli, translator, f"{asked} --output hyp.en.gz").code == 0
+    packed = (cli.folder / "hyp.en.gz").read_bytes()
+    assert packed != text == gzip.decompress(packed)
+    assert generate(cli, translator, f"{asked} --output hyp.jsonl").code == 0
+    records = [json.loads(line) for line in (cli.folder / "hyp.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [record["translations"][0]["text"] for record in records] == text.decode().splitlines()
+    for name in ("hyp.tmx", "hyp.csv", "hyp.json"):
+        refused = generate(cli, translator, f"{asked} --output {name}")
+        assert f"{name}: this format is not written; write one of .txt, .jsonl" in refused.err and not refused.wrote

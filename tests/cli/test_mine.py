@@ -1,7 +1,10 @@
 """``xrep-mine`` against the definition of its scores, by several processes, and after interruptions."""
 
+import bz2
 import fcntl
+import gzip
 import json
+import lzma
 import os
 import random
 from collections.abc import Callable
@@ -225,3 +228,35 @@ def test_one_process_at_a_time(mine: Mine, tmp_path: Path) -> None:
         done = mine(f"{VECTORS} m.tsv")
     assert done.err.endswith("m.tsv: another process is writing it; wait for it, or write elsewhere\n")
     assert mine(f"{VECTORS} m.tsv").code == 0 and not (tmp_path / "m.tsv.job").exists()
+
+
+def test_trusted_pairs_are_counted_before_anything_is_encoded(shared_encoder, similar, mine, tmp_path, monkeypatch):
+    monkeypatch.setattr("xrep.inference.encoding.Encode.run", None)
+    write_lines(tmp_path / "known.tsv", ["\t".join(pair) for pair in similar])
+    (tmp_path / "few.tsv").write_text("".join((tmp_path / "trusted.tsv").read_text().splitlines(True)[:29]))
+    given = f"--path {shared_encoder} --source de.txt --target en.txt --output mined.tsv --trusted"
+    for file, problem in (("few", "29 trusted pairs"), ("known", "0 trusted pairs, beside 100 of which a sentence is")):
+        done = mine(f"{given} de-en={file}.tsv")
+        assert f"{file}.tsv: {problem}" in done.err and "give 30 or more that are not in that text" in done.err
+        assert (done.code, done.wrote) == (2, set())
+
+
+@pytest.mark.usefixtures("planted")
+def test_the_name_of_the_output_says_how_it_is_compressed(mine: Mine, tmp_path: Path) -> None:
+    assert mine(f"{VECTORS} mined.tsv {ALL}").code == 0
+    for ending, unpacked in (("gz", gzip.decompress), ("bz2", bz2.decompress), ("xz", lzma.decompress)):
+        assert mine(f"{VECTORS} mined.tsv.{ending} {ALL}").code == 0
+        packed = (tmp_path / f"mined.tsv.{ending}").read_bytes()
+        assert unpacked(packed) == (tmp_path / "mined.tsv").read_bytes() != packed
+        assert mine(f"{VECTORS} again.tsv.{ending} {ALL}").code == 0
+        assert (tmp_path / f"again.tsv.{ending}").read_bytes() == packed
+
+
+def test_records_need_two_languages(shared_encoder: Path, mine: Mine, tmp_path: Path) -> None:
+    """The texts of a record are named by their languages, so one of two German ones would be lost."""
+    write_lines(tmp_path / "de.txt", GERMAN[:9])
+    same = f"--path {shared_encoder} --source de.txt --source-lang de --target de.txt --target-lang deu --output"
+    for ending in ("jsonl", "csv", "tmx.gz"):
+        done = mine(f"{same} m.{ending}")
+        assert (done.code, done.wrote) == (2, set())
+        assert "names texts by their languages, and both are de; write an output FILE.tsv" in done.err

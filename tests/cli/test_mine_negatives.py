@@ -110,3 +110,10 @@ def test_random_samples(path: Path, negatives: Negatives, cli: Commands) -> None
         places = [all_of_them[2:].index(own) for own in row[2:]]
         assert row[:2] == all_of_them[:2] and len(row) == 7 and places == sorted(places)
     assert sum(row[2:] == own[2:7] for row, own in zip(drawn[0], every, strict=True)) < 3
+
+
+def test_a_single_pair_has_no_negatives(negatives: Negatives, cli: Commands) -> None:
+    write_lines(cli.folder / "one.tsv", ["das Haus\tthe house"] * 3)
+    done = negatives("--bitext de-en=one.tsv:1,2")
+    assert (done.code, done.wrote) == (2, set())
+    assert "no negative is left (1 by translation); add --candidates, or choose weaker margins" in done.err

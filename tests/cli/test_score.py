@@ -16,6 +16,7 @@ from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.programs import Program, run_on_ranks
 from tests.support.runs import environment
 from tests.text.test_formats import FORMATS
+from xrep.inference.scoring import estimated
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.store.vectors import normalize_rows
 from xrep.text.examples import read_pairs
@@ -103,6 +104,13 @@ def test_trusted_pairs_choose_the_threshold(least_precision, score, shared_encod
     assert said["trusted"]["estimated_right"] == pytest.approx(100 * share_right)
     assert f"keeps {100 * recall:.1f}% of the right ones, and {100 * precision:.1f}% of what it keeps" in done.out
     assert [sum(said["histogram"][name]) for name in ("right", "wrong")] == [20, len(planted)]
+
+
+def test_what_is_estimated_agrees_with_itself() -> None:
+    """A threshold that keeps more of the text than of right pairs says that all of the text is right."""
+    assert estimated(kept=0.6, recall=0.9, fallout=0.1) == pytest.approx((0.625, 0.625 * 0.9 / 0.6))
+    assert estimated(kept=0.075, recall=0.029, fallout=0.0) == (1.0, 1.0)
+    assert estimated(kept=0.05, recall=0.9, fallout=0.1) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("given", ["a.tmx", "a.xlf", "a.jsonl", "a.csv", "de-en.txt.zip", "a.parquet"])

@@ -212,3 +212,9 @@ def test_a_signal_stops_all_runs_and_starts_no_other(tmp_path, monkeypatch, numb
         signal.signal(signal.SIGINT, before)
     assert [trial.log.exists() for trial in trials] == [True, True, False]
     assert all(trial.log.read_text() == "ready\nsaved\n" for trial in trials[:2])
+
+
+def test_a_mistake_in_a_recipe_names_the_options(cli: Commands) -> None:
+    (cli.folder / "recipe.yaml").write_text("seed: 1\n")
+    done = cli("sweep", "recipe.yaml", "--grid", "optimizer.lr=1,2", "--save-dir", "search")
+    assert "no task is chosen; set --task to one of bitext, " in done.err and not done.wrote

@@ -115,3 +115,47 @@ def test_every_shell_has_every_part() -> None:
     for shell in ("bash", "zsh", "fish"):
         text = script(shell, PROGRAMS)
         assert all(name in text for name in (*CRITERIA.names(), *EVALUATIONS.names(), "queue-size", "drop-overlap"))
+
+
+MISTAKES = """
+train --version
+train --config
+encode --path enc --input absent --output v.npy
+mine --path enc --source absent --target absent --output m.tsv
+mine --source-vectors absent --target-vectors absent --output m.tsv
+mine negatives --path enc --bitext de-en=absent --output m.tsv
+score --path enc --bitext de-en=absent --output m.tsv
+search build --path enc --input absent --output index
+search add index --input absent
+generate --path nmt --input absent
+predict --path cls --input here --output here
+eval tatoeba --path enc --data absent
+eval sts --banana
+report run --output absent/page.html
+sweep r.yaml --save-dir s --grid seed=1,2
+"""
+IMPORTED = """
+import importlib, json, sys
+for name, *words in json.load(sys.stdin):
+    try:
+        code = importlib.import_module(f"xrep_cli.{name}").main(words)
+    except SystemExit as end:
+        code = end.code
+    print(name, *words, code == (2 * (words[-1] not in ("--help", "--version"))), "torch" in sys.modules)
+"""
+
+
+def test_nobody_waits_for_torch_to_learn_of_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "here").touch()
+    parsed = [[name, word] for name in PROGRAMS if name != "train" for word in ("--help", "--banana")]
+    lines = [*parsed, *(line.split() for line in MISTAKES.strip().splitlines())]
+    given = {"input": json.dumps(lines), "cwd": tmp_path, "env": environment(), "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", IMPORTED], **given)
+    shown = [line for line in done.stdout.splitlines() if line.endswith(("True", "False"))]
+    assert len(shown) == len(lines) and all(line.endswith("True False") for line in shown), shown
+
+
+def test_a_value_that_begins_with_a_dash(cli: Commands) -> None:
+    done = cli("encode", "--path", "enc", "--input", "-lines.de", "--output", "v.npy")
+    assert "--input: expected one argument; write --input=VALUE if it begins with a dash" in done.err
+    assert "-lines.de: no such file" in cli("encode", "--path", "enc", "--input=-lines.de", "--output", "v.npy").err

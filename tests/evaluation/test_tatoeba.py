@@ -130,3 +130,9 @@ def test_changed_vectors_are_compared_by_a_margin(tatoeba_folder: Path, margin: 
                                 "drop_overlap": False, "prompt": None, "prompt_name": None, **options}  # fmt: skip
     with pytest.raises(UserError, match="3 pairs of sw, but 901 are needed"):
         measured(Tatoeba, encoder, data=str(tatoeba_folder), remove_components=900)
+
+
+def test_rows_with_a_blank_side_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "tatoeba.deu-eng.deu").write_text("das Haus\n\n \nder Hund\ndie Katze\n\n")
+    (tmp_path / "tatoeba.deu-eng.eng").write_text("the house\n\n\nthe dog\n\n\n")
+    assert tatoeba.read_tatoeba(tmp_path, "deu").columns == (["das Haus", "der Hund"], ["the house", "the dog"])

@@ -189,3 +189,20 @@ def test_progress_moves_with_the_queries(make_side, tmp_path, way, monkeypatch, 
     total = {"flat": 110, "ivf": 90 * 2 + 110}[way]
     numbers = [float(n) for n in re.findall(rf"search: .*\| ([\d.]+)/{total} .* queries/s", capsys.readouterr().err)]
     assert numbers == sorted(numbers) and numbers[-1] == total and len({*numbers}) >= 3
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_one_row_can_be_read(make_side: Callable[..., Side], tmp_path: Path, k: int) -> None:
+    """The bytes of an odd number of neighbours are no multiple of those of a number of 64 bits."""
+    x, y = make_side(6, 1), make_side(7, 2)
+    stages, merge = search_stages(Given(x, k), Given(y, k), SearchOptions())
+    rows = list[TopK]()
+
+    def finish() -> dict[str, Any]:
+        rows.extend(merge.found("x").take(np.array([row])) for row in range(6))
+        return {}
+
+    job = Job(f"{tmp_path}/found.job", "search", {}, stages)
+    run_job(job, LOCAL, finish, str(tmp_path / "found"), show_progress=False)
+    expected, _ = plain(every(x), every(y), k)
+    assert [row.index.tolist() for row in rows] == [[row] for row in expected.index.tolist()]

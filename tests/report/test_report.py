@@ -130,8 +130,8 @@ def test_results_beside_runs_and_of_other_models(two_runs: tuple[Path, Path], tm
     assert cli("eval", "tatoeba", "--path", copies[0] / "best", *data, "--json", copies[0] / "t.json").code == 0
     best, several = copies[1] / "best", [copies[1] / f"checkpoint-{step:08d}" for step in (3, 6)]
     (other,) = [path for path in several if path.resolve() != best.resolve()]
-    assert cli("eval", "tatoeba", "--path", best, "--path", other, *data, "--json", "both.json").code == 0
-    page = report(cli, *copies, "--results", tmp_path / "both.json")
+    assert cli("eval", "tatoeba", "--path", best, "--path", other, *data, "--json", "both.json.gz").code == 0
+    page = report(cli, *copies, "--results", tmp_path / "both.json.gz")
     assert ["figure", "moco", "ranking", str(other), ""] in page.rows
     (row,) = [row for row in page.rows if row[0] == "mean of 1" and len(row) == 5]
     record = json.loads((copies[0] / "t.json").read_text())

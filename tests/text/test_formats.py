@@ -274,3 +274,10 @@ def test_a_text_that_is_not_clear_is_asked_for(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=problem):
             list(read_text(f"{tmp_path}/{name}"))
+
+
+def test_a_memory_without_the_language_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.tmx").write_bytes(tmx(PAIRS))
+    assert len(list(read_text(tmp_path / "a.tmx", "en"))) == len(PAIRS)
+    with pytest.raises(UserError, match="a.tmx: no text 'fr' in it; there are .*name another language, or the field"):
+        list(read_text(tmp_path / "a.tmx", "fr"))

@@ -153,5 +153,4 @@ def sample_pairs(config: Alignment.Config) -> Examples:
     if len(targets) < pairs or number < replaced:
         problem = f"{len(targets) + number} pairs, but {pairs} and {replaced} others to draw from are needed"
         raise UserError(problem, path=bitext.paths[0], cure="give a smaller `pairs`")
-    files = tuple(map(Path, bitext.paths))
-    return Examples(bitext.name, bitext.languages, (sources, targets), np.arange(pairs) < true_pairs, files)
+    return Examples(bitext.name, bitext.languages, (sources, targets), np.arange(pairs) < true_pairs, bitext.paths)

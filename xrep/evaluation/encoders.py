@@ -22,7 +22,7 @@ from xrep.store.arrays import open_array
 from xrep.store.vectors import normalize_rows
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.languages import canonical
-from xrep.text.lines import read_lines
+from xrep.text.lines import packed, read_lines
 
 if TYPE_CHECKING:  # what imports torch is imported when a model is opened, for which --help does not wait
     from xrep.inference.sentence_encoder import SentenceEncoder
@@ -196,7 +196,7 @@ def write_sentences(path: str | Path, columns: Iterable[tuple[str, Iterable[str]
     """Write each different sentence of columns, of which each has its language, as a line ``language<TAB>sentence``, as
     ``Precomputed`` reads them, and return their number."""
     rows = dict.fromkeys((language, on_one_line(sentence)) for language, column in columns for sentence in column)
-    with write_aside(path) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+    with write_aside(path) as aside, packed(aside, path) as file:
         file.writelines(f"{language}\t{sentence}\n" for language, sentence in rows)
     return len(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +21,8 @@ from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
 from xrep.metrics.bootstrap import interval, resampled_share
 from xrep.number_types import Precision
+from xrep.store import addresses
+from xrep.store.addresses import is_local
 from xrep.tables import table
 from xrep.text.hf_datasets import is_dataset, state_of_dataset
 from xrep.text.languages import name
@@ -81,7 +84,7 @@ class Examples:
     columns: tuple[list[str], ...]
     gold: Any = None
     """What is known of each row, an array [N, ...]: its class, its score or the annotated example; or None."""
-    files: tuple[Path, ...] = ()
+    files: tuple[str | Path, ...] = ()
     split: str = ""
     """Split of the data set, if it has several."""
 
@@ -338,18 +341,23 @@ class Figures:
 
     def record(self, test: str, model: Any) -> dict[str, Any]:
         """Return the record of a ``model`` and of the evaluation called ``test`` that is written as JSON."""
-        data = {
-            str(file): state_of_dataset(file) if is_dataset(file) else sha256_of(container_of(Path(file)))
-            for file in map(str, self.files)
-        }
         return {
             "test": test,
             "values": dict(self.values),
             "headline": dict(self.headline),
             "intervals": {name: list(span) for name, span in self.intervals.items()},
             "model": {"path": str(model.path), "fingerprint": model.fingerprint()},
-            "data": data,
+            "data": {file: _state_of(file) for file in map(str, self.files)},
             "settings": dict(self.settings),
             "version": __version__,
             "overlap": asdict(self.overlap) if self.overlap else None,
         }
+
+
+def _state_of(file: str) -> Any:
+    """Return what changes when a file of the data changes: its sha256, or what ``state_of_dataset`` says."""
+    if is_dataset(file):
+        return state_of_dataset(file)
+    if not is_local(file):
+        return hashlib.sha256(addresses.read(file)).hexdigest()
+    return sha256_of(container_of(Path(file)))

@@ -126,9 +126,11 @@ def available(folder: str | Path) -> dict[str, str]:
 
 
 def read_tatoeba(folder: str | Path, code: str) -> Examples:
-    """Read the Tatoeba test of one language: its own sentences and their English translations."""
+    """Read the Tatoeba test of one language: its own sentences and their English translations. Rows with a blank side,
+    which the published files have not, are left out."""
     foreign, english = (Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng"))
-    return read_columns(canonical(code), {canonical(code): foreign, "en": english})
+    examples = read_columns(canonical(code), {canonical(code): foreign, "en": english})
+    return examples.only(np.array([all(map(str.strip, row)) for row in zip(*examples.columns, strict=True)], bool))
 
 
 def read_columns(name: str, files: Mapping[str, Path], column: int = 1) -> Examples:

@@ -184,7 +184,7 @@ def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
             tests.append(read_semeval(inside))
         for test in filter(None, tests):
             if test.name in sets:
-                problem = f"{test.name} is in {sets[test.name].files[0].parent}, too"
+                problem = f"{test.name} is in {Path(sets[test.name].files[0]).parent}, too"
                 raise UserError(problem, path=inside, cure="name one of the two folders")
             sets[test.name] = test
     if not sets:

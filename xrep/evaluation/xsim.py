@@ -163,7 +163,7 @@ def _read_pairs(data: str) -> Examples:
     bitext, rows = read_bitext(data)
     pairs = list(rows)
     columns = tuple([pair[side] for pair in pairs] for side in range(2))
-    return Examples(bitext.name, bitext.languages, columns, files=tuple(map(Path, bitext.paths)))
+    return Examples(bitext.name, bitext.languages, columns, files=bitext.paths)
 
 
 def _codes(name: str, option: str, files: Collection[str], every: Sequence[str] = ()) -> list[str]:

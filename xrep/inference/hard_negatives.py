@@ -19,7 +19,7 @@ from xrep.hashing import find_sorted
 from xrep.inference.aligned import PairedSide, ReadAligned
 from xrep.inference.encoding import HeldEncoder
 from xrep.inference.nearest import FoundNeighbours, Merge, Side, SideSource, search_stages
-from xrep.inference.pair_files import PAIRS_FILE, check_format, run_pairs_job
+from xrep.inference.pair_files import PAIRS_FILE, run_pairs_job
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.inference.settings import NegativeOptions
 from xrep.inference.text_sides import search_origin
@@ -28,6 +28,8 @@ from xrep.jobs.outputs import repeatable, states_of
 from xrep.jobs.plan import Advance, Stage
 from xrep.retrieval.topk import pair_similarities
 from xrep.text.find import Bitext
+from xrep.text.lines import packed
+from xrep.text.records import check_format
 
 _BLOCK = 1 << 13
 """Number of pairs whose candidates are compared at a time."""
@@ -79,7 +81,7 @@ def mine_negatives(
         UserError: A text is invalid, the encoder does not know a language, or no negative is left.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    check_format(output, records=())
+    check_format(output, ())
     candidates = candidates and repeatable(candidates, output)
     files = [*bitext.paths, *([candidates] if candidates else [])]
     held, further = HeldEncoder(encoder), ((), [candidates] if candidates else ())
@@ -90,7 +92,7 @@ def mine_negatives(
     ]
     pairs = Pairs(x, y, options.range_max)
     found, merge = search_stages(pairs, y, options)
-    choose = ChooseNegatives(pairs, merge, options)
+    choose = ChooseNegatives(pairs, merge, options, str(output))
     stages = [*(stage for side in sides for stage in side.stages), *found, choose]
     facts = {"input": states_of(files), "bitext": asdict(bitext), "encoder": held.fingerprint}
     mined = run_pairs_job("negatives", output, options, facts, stages, engine, show_progress)
@@ -151,13 +153,13 @@ class ChooseNegatives(Stage):
 
     name, unit = "choose", "files"
 
-    def __init__(self, pairs: Pairs, merge: Merge, options: NegativeOptions) -> None:
-        self._pairs, self._merge, self._options = pairs, merge, options
+    def __init__(self, pairs: Pairs, merge: Merge, options: NegativeOptions, output: str) -> None:
+        self._pairs, self._merge, self._options, self._output = pairs, merge, options, output
 
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
         pairs, written, scores, dropped = self._pairs, 0, list[np.ndarray](), Counter[str]()
         translations = _translations(pairs)
-        with naming(folder), open(folder / PAIRS_FILE, "w", encoding="utf-8", newline="\n") as file:
+        with naming(folder), packed(folder / PAIRS_FILE, self._output) as file:
             chosen = _choose(pairs, translations, self._merge.found("x"), self._options, dropped)
             for start, negatives, of_negatives in chosen:
                 written += _write(file, pairs, start, negatives)

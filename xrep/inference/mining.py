@@ -8,9 +8,9 @@ from typing import Any
 
 from xrep.errors import UserError
 from xrep.inference.choosing import ChoosePairs
-from xrep.inference.encoding import HeldEncoder
+from xrep.inference.encoding import HeldEncoder, Read
 from xrep.inference.nearest import search_stages
-from xrep.inference.pair_files import check_format, run_pairs_job
+from xrep.inference.pair_files import RECORDS, run_pairs_job
 from xrep.inference.planted import TrustedPairs
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import MiningOptions
@@ -19,7 +19,7 @@ from xrep.jobs.engines import LOCAL, Engine
 from xrep.jobs.outputs import states_of
 from xrep.text.find import Bitext
 from xrep.text.languages import canonical
-from xrep.text.records import ending_of, has_records
+from xrep.text.records import check_format, ending_of, has_records
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def mine(
             job with other inputs or options.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    check_format(output)
+    check_format(output, RECORDS)
     languages = _languages(source, target, output)
     held = HeldEncoder(encoder) if encoder else None
     # One more neighbour tells what a source would be paired with if its best candidate were not there.
@@ -94,7 +94,9 @@ def mine(
     found, merge = search_stages(x, y, options)
     pairs = _trusted_pairs(trusted, (x, y), held, options) if trusted else None
     choose = ChoosePairs(x, y, merge, options, pairs, str(output), languages)
-    stages = [*(stage for side in sides for stage in side.stages), *(pairs.stages if pairs else [])]
+    reading = [stage for side in sides for stage in side.stages if isinstance(stage, Read)]
+    others = [stage for side in sides for stage in side.stages if stage not in reading]
+    stages = [*reading, *pairs.reading, *others, *pairs.searching] if pairs else [*reading, *others]
     inputs = {"source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
     inputs["trusted"] = trusted and {**asdict(trusted), "files": states_of(trusted.paths)}
 
@@ -116,7 +118,11 @@ def _languages(source: Text, target: Text, output: str | Path) -> tuple[str, str
             problem = f".{ending_of(output)} needs the text and the language of the {side.name}"
             cure = f"give `{side.name}` and `{side.name}_lang`, or an output FILE.tsv"
             raise UserError(problem, path=output, cure=cure)
-    return canonical(str(source.lang)), canonical(str(target.lang))
+    codes = canonical(str(source.lang)), canonical(str(target.lang))
+    if codes[0] == codes[1]:
+        problem = f".{ending_of(output)} names texts by their languages, and both are {codes[0]}"
+        raise UserError(problem, path=output, cure="write an output FILE.tsv")
+    return codes
 
 
 def _trusted_pairs(

@@ -146,7 +146,7 @@ class FoundNeighbours:
             if start < stop:
                 pieces.append(self._open(number).read(rows[start:stop] - self._starts[number]))
         bits = np.concatenate(pieces)
-        similarity, index = (np.ascontiguousarray(part) for part in np.split(bits, [self._stored], axis=1))
+        similarity, index = (part.copy() for part in np.split(bits, [self._stored], axis=1))
         similarity, index = similarity.view(np.float32)[:, : self.k], index.view(np.int64)[:, : self.k]
         return TopK(torch.from_numpy(similarity), torch.from_numpy(index))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import itertools
 import json
 import time
@@ -12,13 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from xrep.errors import UserError
 from xrep.inference.settings import SearchOptions
 from xrep.jobs.engines import Engine, run_job
 from xrep.jobs.outputs import job_address
 from xrep.jobs.plan import Job, Stage
 from xrep.store import addresses
-from xrep.text.records import ending_of, has_records, plain_name
+from xrep.text.lines import packed
+from xrep.text.records import ending_of
 from xrep.text.tmx import MEMORIES, write_memory
 from xrep.version import __version__
 
@@ -28,16 +27,6 @@ RECORDS = (*MEMORIES, "jsonl", "csv", "parquet")
 """Endings of the files that have records; others have lines with columns, separated by tabs."""
 _GROUP = 1 << 14
 """Number of pairs that are written to Parquet at a time."""
-
-
-def check_format(output: str | Path, records: Sequence[str] = RECORDS) -> None:
-    """Raise a UserError if the name of a file to write says that it is compressed, or that it has other records, or
-    pyarrow is missing."""
-    if plain_name(output) != Path(output).name or (has_records(output) and ending_of(output) not in records):
-        cure = "write one of " + ", ".join(f".{ending}" for ending in ("tsv", *records))
-        raise UserError("this format is not written", path=output, cure=cure)
-    if ending_of(output) == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UserError("a file of Parquet", path=output, cure="pip install 'xrep[parquet]'")
 
 
 def write_pairs(path: Path, output: str | Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
@@ -50,7 +39,7 @@ def write_pairs(path: Path, output: str | Path, names: Sequence[str], rows: Iter
     """
     if ending_of(output) == "parquet":
         return _write_parquet(path, names, rows)
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
+    with packed(path, output) as file:
         return _write_text(file, ending_of(output), names, rows)
 
 

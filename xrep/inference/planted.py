@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from xrep.inference.judging import Neighbourhood, plant
 from xrep.inference.nearest import FoundNeighbours, SearchAll
 from xrep.inference.settings import MiningOptions
 from xrep.inference.text_sides import TextSide
-from xrep.jobs.plan import Remade, Stage
+from xrep.jobs.plan import Advance, Remade, Stage
 from xrep.metrics.mined import Planted
 from xrep.retrieval.topk import pair_similarities
 from xrep.store.texts import HASHES
@@ -27,8 +29,22 @@ _FEWEST = 30
 """Number of trusted pairs that are needed."""
 
 
+class CheckTrusted(Stage):
+    """Check that enough of the trusted pairs can be used, before anything is encoded. It is one unit."""
+
+    name = "check-trusted"
+
+    def __init__(self, trusted: TrustedPairs) -> None:
+        self._trusted = trusted
+
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
+        self._trusted.check()
+        return {}
+
+
 class TrustedPairs(Remade):
-    """The trusted pairs of a text, and the stages that find their neighbours in it. The search is exact."""
+    """The trusted pairs of a text, the stages that read them when the texts are read, and those that find their
+    neighbours in the texts, which are encoded then. The search is exact."""
 
     def __init__(
         self, trusted: Bitext, texts: tuple[TextSide, TextSide], encoder: HeldEncoder, options: MiningOptions,
@@ -47,7 +63,8 @@ class TrustedPairs(Remade):
         ]
         for text, search in zip(texts, self._search, strict=True):
             search.name = f"search-trusted-{text.name}"
-        self.stages: list[Stage] = [*self._read, *self._encode, *self._search]
+        self.reading: list[Stage] = [*self._read, CheckTrusted(self)]
+        self.searching: list[Stage] = [*self._encode, *self._search]
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -67,15 +84,19 @@ class TrustedPairs(Remade):
             there[places] |= text.has(hashes[:, 0])
         return kept, kept & ~there
 
+    def check(self) -> None:
+        """Raise a UserError if they are too few."""
+        if self.counts["trusted"] < _FEWEST:
+            known = self.counts["trusted_in_text"]
+            problem = f"{self.counts['trusted']} trusted pairs"
+            problem += f", beside {known:,} of which a sentence is in the text that is mined" if known else ""
+            cure = f"give {_FEWEST} or more that are not in that text"
+            raise UserError(problem, path=self._trusted.paths[0], cure=cure)
+
     def planted(self, x: FoundNeighbours, y: FoundNeighbours) -> Planted:
         """Return which pairs they would be in, given the neighbours of the sentences of both texts; a UserError says
-        that they are too few, or that none would be found."""
+        that none would be found."""
         rows = np.flatnonzero(self._usable[1])
-        if len(rows) < _FEWEST:
-            known = self.counts["trusted_in_text"]
-            problem = f"{len(rows)} trusted pairs, without {known:,} of which a sentence is in the text that is mined"
-            cure = f"give {_FEWEST} or more that are not in it"
-            raise UserError(problem, path=self._trusted.paths[0], cure=cure)
         one, other = (torch.from_numpy(encode.vectors.read(rows)) for encode in self._encode)
         numbers, options = torch.arange(len(rows)), self._options
         cosine = pair_similarities(one, other, numbers, numbers).numpy()

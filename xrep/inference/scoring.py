@@ -17,7 +17,7 @@ from xrep.files import naming
 from xrep.inference.aligned import PairedSide, ReadAligned
 from xrep.inference.encoding import HeldEncoder
 from xrep.inference.nearest import Merge, search_stages
-from xrep.inference.pair_files import PAIRS_FILE, check_format, run_pairs_job, write_pairs
+from xrep.inference.pair_files import PAIRS_FILE, RECORDS, run_pairs_job, write_pairs
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.settings import ScoringOptions
 from xrep.inference.text_sides import search_origin
@@ -31,6 +31,7 @@ from xrep.retrieval.topk import pair_similarities
 from xrep.store.arrays import block_bounds
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.find import Bitext
+from xrep.text.records import check_format
 
 _SCORES = "scores.npy"
 _BLOCK = 1 << 13
@@ -95,7 +96,7 @@ def score_pairs(
             pair is left, there are fewer sentences than neighbours, or no threshold is as precise as is wanted.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    check_format(output)
+    check_format(output, RECORDS)
     if trusted and (options.keep is not None or options.threshold is not None):
         raise UserError("the trusted pairs choose the threshold", cure="leave out `keep` and `threshold`, or `trusted`")
     if options.least_precision is not None and trusted is None:
@@ -205,10 +206,8 @@ class WriteScored(Stage):
             names = "score", "cosine", *self._languages
             written = write_pairs(folder / PAIRS_FILE, self._output, names, self._rows(least))
         if figures:
-            kept, recall = written / left, figures["recall"] / 100
             fallout = int((wrong >= least).sum()) / max(1, len(wrong))
-            share = min(max((kept - fallout) / max(recall - fallout, 1e-9), 0.0), 1.0)
-            precision = min(share * recall / max(kept, 1e-9), 1.0)
+            share, precision = estimated(written / left, figures["recall"] / 100, fallout)
             figures |= {"estimated_right": 100 * share, "estimated_precision": 100 * precision}
         made = {"pairs": pairs, "written": written, "threshold": threshold, "dropped": dropped, "trusted": figures}
         return {**made, "histogram": _histogram(of_text, {"right": right, "wrong": wrong})}
@@ -218,6 +217,13 @@ class WriteScored(Stage):
         for start, scores in self._scores.blocks():
             kept = _reaching(scores, least)
             yield from zip(*scores[kept].T.tolist(), *(some.take(start + kept) for some in texts), strict=True)
+
+
+def estimated(kept: float, recall: float, fallout: float) -> tuple[float, float]:
+    """Return the share of a text that is right, and that of what is kept of it, given the shares that are ``kept`` of
+    the text, of right pairs and of wrong ones. What is kept is explained by no other shares than 0 to 1."""
+    share = min(max((kept - fallout) / max(recall - fallout, 1e-9), 0.0), 1.0)
+    return share, share * recall / max(share * recall + (1 - share) * fallout, 1e-9)
 
 
 def _histogram(text: ScoreCounts, trusted: dict[str, np.ndarray]) -> dict[str, list[float]]:

@@ -17,6 +17,7 @@ from xrep.config.saved import completed
 from xrep.config.values import flat
 from xrep.errors import UserError
 from xrep.models.directory import CONFIG, read_saved_config
+from xrep.text.lines import read_bytes
 from xrep.training.log import LAUNCHES, METRICS
 from xrep.training.run import DATA_STATISTICS, SUMMARY
 
@@ -89,7 +90,7 @@ def _parsed(path: Path, damaged: list[str], parse: Callable[[Any], Any] = lambda
     """Return what ``parse`` makes of the content of a JSON file, or of each line of JSON lines; nothing if there is no
     file. A line about each record that is damaged is added to ``damaged``."""
     records, has_lines = [], path.suffix == ".jsonl"
-    content = path.read_bytes() if path.is_file() else b""
+    content = read_bytes(path) if path.is_file() else b""
     for i, text in enumerate(content.splitlines() if has_lines else filter(None, [content]), start=1):
         try:
             records.append(parse(json.loads(text)))

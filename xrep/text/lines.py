@@ -9,14 +9,15 @@ import bz2
 import codecs
 import errno
 import gzip
+import io
 import lzma
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from xrep.errors import UserError
 from xrep.store.addresses import is_local
@@ -126,6 +127,28 @@ def _zstandard(path: str | Path) -> Any:
     except ModuleNotFoundError:
         raise UserError("compressed with zstd", path=path, cure="pip install 'xrep[zstd]'") from None
     return zstandard
+
+
+@contextmanager
+def packed(path: str | Path, name: str | Path) -> Iterator[TextIO]:
+    """Context manager that opens a file to write UTF-8 to, which is compressed as the ending of ``name`` says. The same
+    text gives the same bytes, whenever it is written. Raises UserError as ``check_packing``."""
+    ending = Path(name).suffix
+    with ExitStack() as stack:
+        stream: Any = stack.enter_context(open(path, "wb"))
+        if ending == ".gz":
+            stream = stack.enter_context(gzip.GzipFile("", "wb", 6, stream, mtime=0))
+        elif ending in (".bz2", ".xz"):
+            stream = stack.enter_context({".bz2": bz2.open, ".xz": lzma.open}[ending](stream, "wb"))
+        elif ending == ".zst":
+            stream = stack.enter_context(_zstandard(name).ZstdCompressor().stream_writer(stream, closefd=False))
+        yield stack.enter_context(io.TextIOWrapper(stream, encoding="utf-8", newline="\n"))
+
+
+def check_packing(name: str | Path) -> None:
+    """Raise UserError if a file of this name cannot be written, because that needs the package zstandard."""
+    if Path(name).suffix == ".zst":
+        _zstandard(name)
 
 
 def names_in_zip(path: str | Path) -> list[str]:

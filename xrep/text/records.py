@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import csv
 import functools
+import importlib.util
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError, abbreviated
 from xrep.text.hf_datasets import is_dataset, read_dataset
 from xrep.text.languages import canonical
-from xrep.text.lines import COMPRESSED, MAXIMUM_CHARACTERS, read_lines, unpacked
+from xrep.text.lines import COMPRESSED, MAXIMUM_CHARACTERS, check_packing, read_lines, unpacked
 from xrep.text.tmx import read_memory
 
 Record = dict[str, Any]
 _code = functools.lru_cache(1024)(canonical)
 _TEXT_FIELDS = ("text", "sentence")
-_PARQUET_ROWS = 1024
+_PARQUET_ROWS, _PARQUET = 1024, "pip install 'xrep[parquet]'"
 _DATASET_FIELD = re.compile(r"(hf:[^:]+:[^:\[]+(?:\[[^\]]*\])?):([^:]+)")
+_OTHERS = ("json", "xml", "xls", "xlsx", "ods")
+"""Endings of further files that have no lines of text."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -45,6 +48,20 @@ def ending_of(path: str | Path) -> str:
 def has_records(path: str | Path) -> bool:
     """Return whether the ending of a file's name is one of ``READERS``; otherwise it has lines of text."""
     return ending_of(path) in READERS
+
+
+def check_format(output: str | Path, written: Sequence[str], usual: str = "tsv") -> None:
+    """Raise a UserError if the name of a file to write says that it has other records than those ``written``, or that
+    it needs a package that is missing. ``usual`` is the ending of one that has no records."""
+    check_packing(output)
+    if ending_of(output) in {*READERS, *_OTHERS} - {*written}:
+        cure = "write one of " + ", ".join(f".{ending}" for ending in (usual, *written))
+        raise UserError("this format is not written", path=output, cure=cure)
+    if ending_of(output) == "parquet":
+        if plain_name(output) != Path(output).name:
+            raise UserError("Parquet is compressed in itself", path=output, cure=f"name it {plain_name(output)}")
+        if importlib.util.find_spec("pyarrow") is None:
+            raise UserError("a file of Parquet", path=output, cure=_PARQUET)
 
 
 def read_records(path: str | Path) -> Iterator[tuple[int, Record]]:
@@ -124,7 +141,7 @@ def _read_parquet(path: str | Path) -> Iterator[tuple[int, Record]]:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError:
-        raise UserError("a file of Parquet", path=path, cure="pip install 'xrep[parquet]'") from None
+        raise UserError("a file of Parquet", path=path, cure=_PARQUET) from None
     with unpacked(path) as stream:
         try:
             batches = parquet.ParquetFile(stream).iter_batches(_PARQUET_ROWS)
@@ -177,9 +194,10 @@ def read_field(path: str | Path, field: str | None, lang: str | None) -> Iterato
         field: Its name. None: ``text`` or ``sentence``, that of the language, or the only one.
 
     Raises:
-        UserError: As ``read_records``, and if there is no such field, or none of several can be chosen.
+        UserError: As ``read_records``, and if there is no such field, none of several can be chosen, or no unit of a
+            memory has the language, which is known at its end.
     """
-    number = 0
+    number, is_there, record, chosen = 0, False, Record(), field
     for number, record in read_records(path):
         chosen = field or next((name for name in _TEXT_FIELDS if name in record), lang)
         if chosen is None:
@@ -187,7 +205,12 @@ def read_field(path: str | Path, field: str | None, lang: str | None) -> Iterato
             if chosen is None or others:
                 problem = f"which text is meant? There are {abbreviated(', '.join(texts_of(record))) or 'none'}"
                 raise UserError(problem, path=path, line=number, cure="name it: FILE:FIELD")
-        yield number, field_of(record, chosen, path, number)
+        text = field_of(record, chosen, path, number)
+        is_there |= bool(text)
+        yield number, text
+    if number and not is_there and READERS[ending_of(path)] is read_memory:
+        problem = f"no text {chosen!r} in it; there are {abbreviated(', '.join(record)) or 'none'}"
+        raise UserError(problem, path=path, cure="name another language, or the field: FILE:FIELD")
     if not number:
         raise UserError("no records in it", path=path, cure="give a file with text")
 
