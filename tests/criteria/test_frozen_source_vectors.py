@@ -80,6 +80,14 @@ def test_vectors_of_the_source_tower(text, make_batch, tmp_path: Path) -> None:
         assert count_encoded(model.encode, "target") == encoded
 
 
+def test_validation_by_the_loss_names_the_dev_sentences_without_vectors(text, make_batch, tmp_path: Path) -> None:
+    pairs = sentence_pairs(5)
+    given = write_teacher(tmp_path, [english for _, english in pairs[:3]])
+    _, criterion = make(text, towers="shared", source_side="target", **given)
+    with pytest.raises(UserError, match=r"teacher\.txt: lacks 2 sentences of the dev split.*set `validation` to sts"):
+        plan(criterion, make_batch(pairs))
+
+
 def test_a_teacher_that_cannot_be_used(text, tmp_path: Path) -> None:
     given = write_teacher(tmp_path, [english for _, english in sentence_pairs(10)])
     _, criterion = make(text, towers="shared", source_side="target", **given)

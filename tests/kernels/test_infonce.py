@@ -96,6 +96,21 @@ def test_a_tie_is_found_with_products_that_round_as_those_of_gpus_do(monkeypatch
         assert not torch.stack(hard_infonce(vector, vector, 0.05, exponent=0.5)[2:4]).any()
 
 
+@pytest.mark.parametrize("half", HALF, ids=str)
+def test_a_tie_with_the_queue_is_found_in_half_precision_as_on_gpus(half: torch.dtype, monkeypatch) -> None:
+    def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.mm(a.float(), b.float(), out=out)
+
+    monkeypatch.setattr(QUEUE, "operand_dtype", lambda tensor: half)
+    monkeypatch.setattr(QUEUE, "multiply", multiply)
+    monkeypatch.setattr(QUEUE, "multiply_add", lambda total, a, b: total.add_(multiply(a, b)))
+    for seed in range(4):
+        vector = normalize(torch.randn(1, 300, generator=torch.Generator().manual_seed(seed)), dim=1).repeat(40, 1)
+        assert not queue_infonce(vector, vector, vector, 0.05).correct.any()
+        found, plain = (queue_infonce(vector, vector, vector, 0.05, judge=one).loss for one in (Judge(0.0), None))
+        torch.testing.assert_close(found, plain)
+
+
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("of_queue", [torch.float32, torch.bfloat16], ids=str)

@@ -194,8 +194,13 @@ class FrozenSource(ContrastiveCriterion):
         planned = super().plan_rows(batch, generator)
         if self._teacher is not None:
             hashes = batch.ids[:, SIDES.index(self._source_side)].numpy().view(np.uint64)
-            if self._student_alone or self._teacher.has(hashes).all():
+            known = self._teacher.has(hashes)
+            if known.all():
                 planned.details = torch.from_numpy(self._teacher.read(hashes))
+            elif self._student_alone:  # ``prepare`` has found those of the training text
+                problem = f"lacks {len(known) - known.sum()} sentences of the dev split, which validation by loss needs"
+                cure = "add them, and their vectors, or set `validation` to sts"
+                raise UserError(problem, path=self._teacher.text, cure=cure)
         return planned
 
     def encode(self, model: DualEncoder, planned: Planned) -> Encoded:

@@ -13,18 +13,11 @@ from xrep.kernels.arguments import check_tensors, scalar
 from xrep.kernels.gather import gathered
 from xrep.kernels.judge import Judge, bars, too_near
 from xrep.kernels.linear import linear
-from xrep.kernels.pairs import (
-    SMALLEST_SQUARE,
-    at_columns,
-    beaten,
-    equal,
-    highest,
-    in_blocks,
-    infonce,
-    leave_out,
-    sum_exp,
-)
+from xrep.kernels.pairs import at_columns, beaten, equal, highest, in_blocks, infonce, leave_out, sum_exp
 from xrep.kernels.precision import accumulation_dtype
+
+SMALLEST_SQUARE = 1e-16
+"""Lower bound of squared norms in a cosine, as in ``torch.nn.functional.cosine_similarity``."""
 
 
 class HardInfoNCE(NamedTuple):

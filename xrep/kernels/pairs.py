@@ -27,9 +27,6 @@ WHOLE = 1 << 24
 BLOCK = 1 << 22
 """Most similarities in a block if there are more. Much larger arrays would be returned to the system each time."""
 
-SMALLEST_SQUARE = 1e-16
-"""Lower bound of squared norms in a cosine, as in ``torch.nn.functional.cosine_similarity``."""
-
 NOTHING = float("-inf")
 """The logit of a pair that is not compared."""
 

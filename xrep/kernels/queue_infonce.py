@@ -122,9 +122,10 @@ class _QueueInfoNCE(torch.autograd.Function):
         scaled = similarity / tau
         # Scaled queries save a pass over the scores, but would be rounded once more in half precision.
         rows, scale = (wide / tau, None) if operand == tau.dtype else (query.to(operand), 1 / tau)
-        # A repetition of the positive ties with it only if both are rounded as the queue and the product round.
-        rounded = positive.to(queue.dtype).to(operand).to(tau.dtype)
-        level = (rows.to(tau.dtype) * rounded).sum(1) / (1.0 if scale is None else tau)
+        rounded, level = positive, scaled
+        if {queue.dtype, operand} != {tau.dtype}:  # a repetition of the positive must tie with it
+            rounded = positive.to(queue.dtype).to(operand).to(tau.dtype)
+            level = (rows.to(tau.dtype) * rounded).sum(1) / (1.0 if scale is None else tau)
         at_once = steps is softmax and scale is None and judge is None
         if at_once and len(query) <= WHOLE[0] and 0 < len(queue) <= WHOLE[1]:
             loss, best, share, mixture = _at_once(rows, scaled, queue.to(operand), ids, learns)
