@@ -81,7 +81,9 @@ def test_patterns_name_files_in_order(folder: str) -> None:
         put(join(folder, name), b"")
     found = addresses.matching_files(join(folder, "?.txt"))
     assert [name.rpartition("/")[2] for name in found] == ["a.txt", "b.txt"] and all(map(addresses.exists, found))
-    for name in (join(folder, "x[1].txt"), join(folder, "none.txt"), "-"):
+    fields = addresses.matching_files(join(folder, "?.txt:text"))
+    assert fields == [f"{name}:text" for name in found]
+    for name in (join(folder, "x[1].txt"), join(folder, "x[1].txt:text"), join(folder, "none.txt"), "-"):
         assert addresses.matching_files(name) == [name]
     with pytest.raises(UserError, match="no file matches; check the name"):
         addresses.matching_files(join(folder, "d*"))

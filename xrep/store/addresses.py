@@ -104,18 +104,24 @@ def names_in(folder: Address) -> list[str]:
 
 
 def matching_files(pattern: str) -> list[str]:
-    """Return the sorted addresses of the files that match a pattern with ``*``, ``?`` or ``[``; the pattern itself if
-    it has none of them, or is the name of a file or of a data set (``hf:``). A UserError says that nothing matches."""
-    if not glob.has_magic(pattern) or pattern.startswith("hf:") or exists(pattern):
+    """Return the sorted addresses of the files that match a pattern with ``*``, ``?`` or ``[``, each with the field if
+    there is one (``*.jsonl:FIELD``); the pattern itself if it has none of them, or is the name of a file or of a data
+    set (``hf:``). A UserError says that nothing matches."""
+    if not glob.has_magic(pattern) or pattern.startswith("hf:"):
         return [pattern]
-    if is_local(pattern):
-        found = glob.glob(pattern)
-    else:
-        with asking(pattern) as store:
-            found = [store.unstrip_protocol(path) for path in store.glob(pattern)]
-    if not found:
-        raise UserError("no file matches", path=pattern, cure="check the name")
-    return sorted(found)
+    folder, slash, name = pattern.rpartition("/")
+    file, colon, field = name.rpartition(":")
+    for place, ending in [(pattern, ""), *([(f"{folder}{slash}{file}", f":{field}")] if colon else [])]:
+        if exists(place):
+            return [pattern]
+        if is_local(place):
+            found = glob.glob(place)
+        else:
+            with asking(place) as store:
+                found = [store.unstrip_protocol(path) for path in store.glob(place)]
+        if found:
+            return sorted(path + ending for path in found)
+    raise UserError("no file matches", path=pattern, cure="check the name")
 
 
 def read(address: Address) -> bytes:
