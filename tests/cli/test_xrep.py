@@ -131,6 +131,7 @@ generate --path nmt --input absent
 predict --path cls --input here --output here
 eval tatoeba --path enc --data absent
 eval sts --banana
+predict --path cls --input here --output s3://bucket/labels
 report run --output absent/page.html
 sweep r.yaml --save-dir s --grid seed=1,2
 """
