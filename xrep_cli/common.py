@@ -72,12 +72,17 @@ def bitext_files(text: str) -> Sequence[str]:
     return parse_bitext(text).paths
 
 
+def check_here(output: str) -> None:
+    """Raise UserError if a file or a folder, which this machine writes, is named by an address of a store."""
+    if not is_local(output):
+        raise UserError("is in an object store", path=output, cure="write to this machine, and copy it")
+
+
 def check_file(file: str) -> None:
     """Raise UserError if a file of text cannot be written on this machine."""
     from xrep.text.lines import check_packing
 
-    if not is_local(file):
-        raise UserError("this is written to files of this machine", path=file, cure="copy it to the store later")
+    check_here(file)
     check_output(file)
     check_packing(file)
 
