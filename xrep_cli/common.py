@@ -72,10 +72,17 @@ def bitext_files(text: str) -> Sequence[str]:
     return parse_bitext(text).paths
 
 
+def check_here(output: str) -> None:
+    """Raise UserError if a file or a folder, which this machine writes, is named by an address of a store."""
+    if not is_local(output):
+        raise UserError("is in an object store", path=output, cure="write to this machine, and copy it")
+
+
 def check_file(file: str) -> None:
     """Raise UserError if a file of text cannot be written on this machine."""
     from xrep.text.lines import check_packing
 
+    check_here(file)
     check_output(file)
     check_packing(file)
 
@@ -200,7 +207,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, Sequen
 
 
 def check_inputs(files: Iterable[str]) -> None:
-    """Raise UserError if a file of this machine that is to be read, or what a pattern names, is not there."""
+    """Raise UserError if a file of this machine that is to be read is not there. Patterns are looked up later."""
     from xrep.text.hf_datasets import is_dataset
     from xrep.text.lines import container_of
     from xrep.text.records import split_field
@@ -240,8 +247,8 @@ def aligned_text(spec: str) -> Any:
 
 
 def is_jsonl(options: Any) -> bool:
-    """Return whether the lines of an output are JSON, by the option ``jsonl`` or its name. Raises UserError if the name
-    is that of another file of records, which no line of text is."""
+    """Return whether the lines of an output are JSON, as the option ``jsonl`` or its name says. Raises UserError if the
+    name is that of a file of other records."""
     from xrep.text.records import check_format, ending_of
 
     check_format(options.output, ("jsonl",), usual="txt")

@@ -121,6 +121,7 @@ def _check(options: Any, config: Any, seeds: int) -> dict[str, str | None]:
         if file is not None and several:
             raise UserError(f"{option} with {several}", cure="measure one model, and one width, for it")
     if getattr(config, "cache", None) is not None:
+        common.check_here(config.cache)
         check_output(config.cache, folder=True)
     if (plot := getattr(config, "plot", None)) is not None:
         from xrep.evaluation.plots import Picture

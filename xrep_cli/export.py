@@ -69,7 +69,7 @@ class Options(common.Plugins):
 
     path: Annotated[str, common.Option(metavar="ENCODER")]
     """A checkpoint such as run1/best, or a pretrained directory; with --average the directory of a run."""
-    output: Annotated[str, common.Option(metavar="DIR")]
+    output: Annotated[str, common.Option(metavar="DIR", writes=common.check_here)]
     """A new directory."""
     export: ExportOptions
 

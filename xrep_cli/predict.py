@@ -46,6 +46,7 @@ def run(options: Options) -> None:
     from xrep.registry import PREDICTORS
     from xrep.text.chunks import read_chunks
 
+    common.check_text([options.input], None, allow_empty=True)
     jsonl, known, name = common.is_jsonl(options), PREDICTORS.names(), model_name(options.path)
     if not known:
         raise UserError("no predictor is installed", cure="reinstall xrep, or install a plugin that has a predictor")

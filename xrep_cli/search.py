@@ -50,7 +50,7 @@ class Build(common.Computing, common.Batches, common.JsonOption):
 
     path: common.EncoderPath
     input: common.TextInput
-    output: Annotated[str, common.Option(metavar="DIR")]
+    output: Annotated[str, common.Option(metavar="DIR", writes=common.check_here)]
     """A new directory for the index."""
     index: Annotated[str, common.Option(metavar="STRING")] = "auto"
     """flat: exact search; a description of faiss's index_factory, such as IVF4096,SQ8 or IVF4096,PQ48: faiss proposes

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep_cli.command import command_parser, console_script, naming_options
+from xrep_cli.common import check_here
 
 if TYPE_CHECKING:
     from xrep.config import RunConfig
@@ -76,6 +77,7 @@ def main(argv: Sequence[str]) -> None:
     with naming_options({"grid": "--grid", "parallel": "--parallel"}):
         if options.parallel < 1:
             raise UserError(f"`parallel` {options.parallel}", cure="give at least 1")
+        check_here(options.save_dir)
         _sweep(options, _grid(options.grid), others)
 
 

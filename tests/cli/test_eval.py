@@ -182,3 +182,10 @@ def test_sentences_are_listed_on_standard_output(encoder, tatoeba, cli):
     done = cli(*line, "-")
     assert done.err == "12 sentences: -\n" and not done.wrote
     assert done.out == gzip.decompress((cli.folder / "listed.tsv.gz").read_bytes()).decode()
+
+
+@pytest.mark.parametrize("test, place", [("tatoeba", ""), ("bucc", ""), ("sts", ""), ("language-bias", "/mt.{lang}")])
+def test_folders_in_an_object_store_are_refused(test, place, cli):
+    done = cli("eval", test, "--path", "enc", "--data", f"s3://bucket/data{place}")
+    problem = "the data of this test is found in folders of this machine; copy it from the store"
+    assert (done.code, done.err) == (2, f"xrep-eval: error: s3://bucket/data{place}: {problem}\n")

@@ -90,7 +90,8 @@ def test_warnings_name_lines(translator: Path, cli: Commands) -> None:
     write_lines(cli.folder / "test.de", ["Haus", long, "Привет", "", *[long] * 12, "мир мир"])
     for most_lines in (3, 100):
         done = generate(cli, translator, f"--input test.de --output hyp.en --beam 2 --buffer-lines {most_lines}")
-        assert done.err.splitlines()[:2] == [
+        # A slow machine shows in between how far it is.
+        assert [line for line in done.err.splitlines() if line.startswith("warning")] == [
             "warning: test.de:2: 13 lines are longer than 46 subwords, this one first, and the rest of each is cut off",
             "warning: test.de:3: 2 lines are mostly of unknown subwords, this one first; another script or language"
             " than the model reads?",

@@ -131,6 +131,7 @@ generate --path nmt --input absent
 predict --path cls --input here --output here
 eval tatoeba --path enc --data absent
 eval sts --banana
+predict --path cls --input here --output s3://bucket/labels
 report run --output absent/page.html
 sweep r.yaml --save-dir s --grid seed=1,2
 """
@@ -159,3 +160,21 @@ def test_a_value_that_begins_with_a_dash(cli: Commands) -> None:
     done = cli("encode", "--path", "enc", "--input", "-lines.de", "--output", "v.npy")
     assert "--input: expected one argument; write --input=VALUE if it begins with a dash" in done.err
     assert "-lines.de: no such file" in cli("encode", "--path", "enc", "--input=-lines.de", "--output", "v.npy").err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export --path enc --format hf --output",
+        "search build --path enc --input here --output",
+        "eval tatoeba --path enc --data here --cache",
+        "sweep demo --grid optimizer.lr=1e-3,1e-2 --save-dir",
+        "predict --path cls --input here --output",
+        "train here --task bitext --criterion translation_ranking --save-dir",
+    ],
+)
+def test_what_this_machine_writes_has_no_address_of_a_store(line: str, cli: Commands, tmp_path: Path) -> None:
+    (tmp_path / "here").touch()
+    done = cli(*line.split(), "s3://bucket/written")
+    assert done.code == 2 and "is in an object store; " in done.err and "and copy it\n" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]

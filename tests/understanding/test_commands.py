@@ -1,5 +1,6 @@
 """Classification, tagging and question answering as a user runs them: train, evaluate, predict, export."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,15 @@ def test_answers_to_questions(cli: Commands, measure: Measure, tmp_path: Path) -
     figures = measure("qa", "--path", best, "--data", data)["values"]["tables"]["de"]
     assert figures["exact_match"] > 80 and figures["f1"] >= figures["exact_match"]
     assert predicted(cli, best, "bei wem?\tder Koch lacht bei Bonn im Garten.\n") == ["Bonn\t19"]
+
+
+def test_what_is_written_follows_the_name_and_what_is_read_is_checked_first(cli: Commands, tmp_path: Path) -> None:
+    write_classifier(tmp_path / "ours", "classification", Annotation(kind="label", labels=["a", "b"]))
+    (tmp_path / "texts").write_text("der Koch singt\n")
+    (tmp_path / "latin").write_bytes(b"br\xfccke\n")
+    line = ["predict", "--path", "ours", "--input", "texts", "--output"]
+    assert cli(*line, "found.jsonl.gz").code == cli(*line, "found.txt").code == 0
+    (record,) = map(json.loads, gzip.decompress((tmp_path / "found.jsonl.gz").read_bytes()).splitlines())
+    assert (tmp_path / "found.txt").read_text().startswith(f"{record['label']}\t")
+    assert "found.csv: this format is not written; write one of .txt, .jsonl" in cli(*line, "found.csv").err
+    assert "latin:1: invalid UTF-8" in cli("predict", "--path", "no-model", "--input", "latin").err

@@ -17,6 +17,7 @@ import numpy as np
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples
+from xrep.store.addresses import is_local
 from xrep.text import examples as text_readers
 from xrep.text.find import Bitext, parse_bitext
 from xrep.text.languages import canonical, refuse_pair
@@ -64,6 +65,7 @@ def choose_languages(
 
 
 def existing_folder(path: str | Path, cure: str) -> Path:
+    _refuse_store(str(path))
     if not Path(path).is_dir():
         raise UserError("no such folder", path=path, cure=cure)
     return Path(path)
@@ -158,6 +160,7 @@ def read_bitext(data: str) -> tuple[Bitext, Iterator[tuple[str, str]]]:
 def files_of_pattern(pattern: str) -> dict[str, list[Path]]:
     """Find the files that match a path with ``{lang}`` in place of the language: canonical language -> its files, of
     which there are several if they differ in the script or region (zho_Hans, zho_Hant)."""
+    _refuse_store(pattern)
     before, *others = pattern.split("{lang}")
     if len(others) != 1:
         problem = f"{{lang}} occurs {'more than once' if others else 'nowhere'}"
@@ -185,6 +188,12 @@ def only_files(files: Mapping[str, Sequence[Path]], languages: Sequence[str]) ->
 def languages_of(tables: Sequence[Examples]) -> list[str]:
     """Return the languages of several tables in alphabetical order."""
     return sorted({language for examples in tables for language in examples.languages})
+
+
+def _refuse_store(path: str) -> None:
+    if not is_local(path):
+        problem, cure = "the data of this test is found in folders of this machine", "copy it from the store"
+        raise UserError(problem, path=path, cure=cure)
 
 
 def _clean(examples: Examples) -> Examples:

@@ -25,6 +25,7 @@ from xrep.models.directory import (
     open_checkpoint,
     write_checkpoint,
 )
+from xrep.store.addresses import is_local
 
 LOCK = ".lock"
 MAY_CHANGE = {
@@ -60,6 +61,10 @@ class Checkpoints:
         """Number of steps between checkpoints. 0: save only after the best validation so far and at the end."""
         keep_last: Count = 2
         """Number of recent checkpoints that are kept, in addition to the best."""
+
+        def problems(self) -> list[str]:
+            in_store = self.save_dir is not None and not is_local(self.save_dir)
+            return ["save_dir is in an object store; train in a folder of this machine, and copy it"] * in_store
 
     def __init__(self, config: Config, directory: Path, say: Callable[[str], None] | None = None) -> None:
         self.config, self.directory, self.stalled_seconds = config, directory, 0.0
