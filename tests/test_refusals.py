@@ -62,7 +62,6 @@ train ... --mask-margin 0 --guide x.npy --guide-text de.txt | x.npy: 50 vectors,
 train ... --mask-margin 0 --guide y.npy --guide-text mt.de  | mt.de: lacks 60 of 60 training sentences that need a
 train ... --directions sideways              | criterion.directions must be both or forward, not 'sideways'
 train ... --heads 5                          | hidden_size 32 is not divisible by heads 5
-train ... --pretrained-layers 1               | pretrained_layers needs a pretrained encoder; a new one has
 train ... --save-dir=                        | checkpoint.save_dir must be a string
 train ... --criterion dual_moco --queue-size 1000000000000 | GB of memory, and this machine has
 train ... --criterion nli                    | the criterion reads labelled pairs, and the task gives translations

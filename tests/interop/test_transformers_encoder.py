@@ -116,12 +116,15 @@ def test_dropout_rates_are_those_of_the_model(models: dict[str, Path], tmp_path:
         assert {part.p for part in encoder.modules() if hasattr(part, "p")} == {0.3, 0.2}
 
 
-@pytest.mark.parametrize("family", ["XLMRobertaXL", "IBert"])
+@pytest.mark.parametrize("family", ["XLMRobertaXL", "IBert", "Longformer"])
 def test_positions_that_begin_behind_that_of_padding(family: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    config = getattr(transformers, f"{family}Config")(**sizes, max_position_embeddings=20, pad_token_id=1)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    options = {"attention_window": [4, 4]} if family == "Longformer" else {}
+    config = getattr(transformers, f"{family}Config")(**sizes, **options, max_position_embeddings=20, pad_token_id=1)
     config.save_pretrained(tmp_path)
-    assert read_pretrained(tmp_path).shape.max_positions == 18
+    shape = read_pretrained(tmp_path).shape
+    assert shape.max_positions == 18
+    assert len(Encoder.build(shape.first_layers(1, tmp_path), dropout=0.0, attention_dropout=0.0).layers) == 1
 
 
 @pytest.mark.parametrize("kind", ["hf", "sentence-transformers"])

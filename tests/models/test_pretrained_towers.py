@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from tests.nn.small_models import POSITIONS, VOCABULARY, hidden_states, make_batch, make_model, save, transformers
 from tests.support.closeness import assert_near
+from xrep.criteria.hictl import HiCTL
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batch import TextSpec, Vocabulary
 from xrep.errors import UserError
@@ -69,14 +69,23 @@ def test_a_translator_starts_from_a_directory(tmp_path: Path, name: str) -> None
     assert logits.shape == (4, 1, words) and torch.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("options", [{"semantic_bias": True}, {"tie_embeddings": "all", "decoder_hidden_size": 32}])
-def test_a_translator_needs_embeddings_of_its_width(options: dict[str, Any], tmp_path: Path) -> None:
-    """ELECTRA's and ALBERT's are narrower than their states."""
+def test_embeddings_that_are_narrower_than_states(tmp_path: Path) -> None:
+    """ELECTRA and ALBERT have such."""
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "embedding_size": 16, "num_hidden_layers": 1}
     config = transformers.ElectraConfig(**sizes, num_attention_heads=2, intermediate_size=8, max_position_embeddings=24)
-    path = str(save(transformers.ElectraModel(config), tmp_path / "electra"))
-    with pytest.raises(UserError, match="the encoder's embeddings are 16 wide"):
-        Translation(Translation.Config(encoder=path, decoder_layers=1, **options), text_of("shared"))
+    path, text = str(save(transformers.ElectraModel(config), tmp_path / "electra")), text_of("shared")
+    encoder = DualEncoder(DualEncoder.Config(encoder=path, towers="shared"), text)
+    for make, message in (
+        (
+            lambda: Translation(Translation.Config(encoder=path, semantic_bias=True), text),
+            "semantic_bias needs embeddi",
+        ),
+        (lambda: Translation(Translation.Config(encoder=path, tie_embeddings="all"), text), "are 16 wide, the decoder"),
+        (lambda: MaskedLanguage(encoder, text, rate=0.15), "masked words needs embeddings as wide as"),
+        (lambda: HiCTL(HiCTL.Config(language_model=False), encoder, text), "word_contrast needs embeddings as wide"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make()
 
 
 def test_a_pretrained_head_keeps_no_bias_of_other_subwords(tmp_path: Path) -> None:

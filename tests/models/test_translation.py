@@ -202,6 +202,8 @@ def test_starts_from_the_encoder_of_a_run(tmp_path: Path) -> None:
     assert model.origins["encoder"].path == path / "shared"
     with pytest.raises(UserError, match="set `pretrained_layers` to 1"):
         Translation(Translation.Config(encoder=str(path), pretrained_layers=5), text)
+    alone = "pretrained_layers needs a pretrained encoder; a new one has `layers`"
+    assert Translation.Config(pretrained_layers=5).problems() == [alone]
 
 
 @pytest.mark.slow

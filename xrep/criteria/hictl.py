@@ -23,6 +23,7 @@ from xrep.kernels.gather import current_group
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.word_infonce import word_infonce
 from xrep.models.dual_encoder import DualEncoder
+from xrep.nn.encoder import require_words
 from xrep.tasks.task import ExampleKind, Task
 from xrep.text.sides import SHARED
 
@@ -178,6 +179,7 @@ class HiCTL(ContrastiveCriterion):
         hardens = config.sentence_contrast and config.hard_negatives
         self.hardness = PositiveProbability(config.slack) if hardens else None
         if config.word_contrast:
+            require_words(model.encoders[SHARED], "word_contrast")
             # Embeddings beyond the vocabulary belong to no word.
             special = [*self._vocabulary.special_ids, *range(self._vocabulary.size, shape.vocabulary_size)]
             self.register_buffer("special", torch.tensor(special), persistent=False)

@@ -12,7 +12,7 @@ from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
-from xrep.nn.encoder import Encoder
+from xrep.nn.encoder import Encoder, require_words
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.weights import fitting
 
@@ -47,9 +47,7 @@ class MaskedLanguage(nn.Module):
 
     def _head(self, tower: str, model: DualEncoder) -> MaskedLanguageHead:
         encoder, start = model.encoders[tower], model.config.starts.get(tower)
-        if encoder.token_embedding.weight.size(1) != encoder.shape.hidden_size:
-            problem = f"tower {tower}: its input embeddings, which predict words, are narrower than its token vectors"
-            raise UserError(problem, cure="choose another objective, or another encoder")
+        require_words(encoder, "the prediction of masked words")
         head = MaskedLanguageHead(encoder.shape)
         if start is not None and (state := start.head()) is not None:
             if model.config.vocabulary == "text":  # its bias is that of other subwords

@@ -6,6 +6,7 @@ configuration names, and the weights are read by ``xrep.nn.weights``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -49,7 +50,8 @@ class TransformersShape(EncoderSizes):
         if layers is None:
             return shape
         name = _library_config(self.config, path).attribute_map.get("num_hidden_layers", "num_hidden_layers")
-        lists = {key: value for key, value in self.config.items() if isinstance(value, list) and "layer" in key}
+        of_layer = re.compile("layer|attention")  # such as layer_types, and Longformer's attention_window
+        lists = {key: value for key, value in self.config.items() if isinstance(value, list) and of_layer.search(key)}
         of_layers = {key: value[:layers] for key, value in lists.items() if len(value) == self.layers}
         return replace(shape, config={**self.config, **of_layers, name: layers})
 

@@ -19,7 +19,7 @@ from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.models.model import ForTransformers, TranslationModel
 from xrep.models.start import StartOptions, build_encoder
 from xrep.nn.decoder import SourceKeys, StepCache, TransformerDecoder
-from xrep.nn.encoder import Encoder, initialise_by_width
+from xrep.nn.encoder import Encoder, initialise_by_width, require_words
 from xrep.nn.layers import Packing, is_quantised, layout_of
 from xrep.nn.shape import DecoderShape, EncoderSizes
 from xrep.text.sides import SHARED
@@ -278,7 +278,7 @@ def _decoder_shape(config: Translation.Config, encoder: EncoderSizes) -> Decoder
 
 
 def _check(config: Translation.Config, text: TextSpec, encoder: Encoder, decoder: DecoderShape) -> None:
-    words, states = encoder.token_embedding.weight.size(1), encoder.shape.hidden_size  # not the same in ALBERT
+    words = encoder.token_embedding.weight.size(1)  # less than the width of states in ALBERT
     if text.max_length > decoder.max_positions:
         problem = f"sentences may have {text.max_length} subwords, the decoder has {decoder.max_positions} positions"
         raise UserError(problem, cure="raise `max_positions`")
@@ -292,6 +292,5 @@ def _check(config: Translation.Config, text: TextSpec, encoder: Encoder, decoder
     if config.tie_embeddings == "all" and decoder.hidden_size != words:
         problem = f"tie_embeddings all: the encoder's embeddings are {words} wide, the decoder {decoder.hidden_size}"
         raise UserError(problem, cure=f"set `decoder_hidden_size` to {words}, or `tie_embeddings` to decoder")
-    if config.semantic_bias and states != words:
-        problem = f"semantic_bias: the encoder's embeddings are {words} wide, its states {states}"
-        raise UserError(problem, cure="leave it out, or choose another encoder")
+    if config.semantic_bias:
+        require_words(encoder, "semantic_bias")

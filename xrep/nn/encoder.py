@@ -233,6 +233,17 @@ def require_transformer(encoder: Encoder, objective: str) -> TransformerEncoder:
     raise UserError(problem, cure="start from BERT, RoBERTa or XLM-R, or choose another objective")
 
 
+def require_words(encoder: Encoder, purpose: str) -> None:
+    """Raise UserError if the token vectors of an encoder cannot be compared with its input embeddings, which are
+    narrower in ALBERT and ELECTRA."""
+    words, vectors = encoder.token_embedding.weight.size(1), encoder.shape.hidden_size
+    if words != vectors:
+        problem = (
+            f"{purpose} needs embeddings as wide as token vectors; the encoder's have {words} and {vectors} numbers"
+        )
+        raise UserError(problem, cure="choose another encoder")
+
+
 def set_activation_checkpointing(module: nn.Module, on: bool) -> None:
     """Set the activation checkpointing of every encoder in a module."""
     for part in module.modules():
