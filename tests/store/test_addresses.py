@@ -246,7 +246,7 @@ def test_commands_refuse_what_they_cannot_write_in_a_store(cli, shared_encoder, 
     result = cli(*encode, "--input", texts["de"][0], "--output", join(MEMORY, "other"))
     assert result.code == 2 and "not the manifest of vectors, or of another version" in result.err
     result = cli("predict", "--path", shared_encoder, "--input", tmp_path / "0.de", "--output", place)
-    assert result.code == 2 and "no such folder; make it first, or write elsewhere" in result.err
+    assert result.code == 2 and "is in an object store; write to this machine, and copy it" in result.err
     assert addresses.read(place) == b"x" and addresses.names_in(join(MEMORY, "other")) == ["manifest.json"]
 
 

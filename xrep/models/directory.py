@@ -29,10 +29,11 @@ from torch import Tensor, nn
 
 from xrep.config import still_known
 from xrep.config.fields import fields_of_class
+from xrep.config.values import load_yaml
 from xrep.data.batch import TextSpec
 from xrep.errors import UserError
 from xrep.files import directory_aside, flush_to_disk, naming, sha256_of
-from xrep.models.kinds import CONFIG, MANIFEST, expect, read_mapping
+from xrep.models.kinds import CONFIG, MANIFEST, expect
 from xrep.models.model import Model
 from xrep.nn.layers import quantise_layers
 from xrep.nn.weights import fitting, read_tensors, read_torch, save_tensors
@@ -139,12 +140,9 @@ class Checkpoint:
 
 
 def read_saved_config(path: Path) -> dict[str, Any]:
-    """Return the configuration that a run saved, as plain data without interpolation or resolvers. Raises UserError if
-    the file is damaged."""
-    values = read_mapping(path)
-    if values is None:
-        raise UserError("not the configuration of a run", path=path, cure="choose another `save_dir`")
-    return {str(key): value for key, value in values.items()}
+    """Return the configuration that a run saved, as plain data; ``to_yaml`` leaves nothing in it to be resolved. Raises
+    UserError if the file is damaged."""
+    return {str(key): value for key, value in load_yaml(path).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
