@@ -103,7 +103,7 @@ def test_bleu_of_each_pair(task: TranslationTask, trained: tuple[Translation, La
     (advice,) = validate.advice(3.21)
     assert advice.startswith("warning: BLEU 3.2 on") and "--no-repeat-ngram-size 3" in advice
     assert validate.advice(15.0) == []
-    assert list(found)[:5] == ["loss", "nll", "perplexity", "accuracy", "bleu"] and len(found) == 7
+    assert list(found)[:5] == ["loss", "accuracy", "nll", "perplexity", "bleu"] and len(found) == 7
     more = make_validator(task, beam=2, max_sentences=15, lenpen=4.0)
     assert more(model, criterion)["bleu_de-en"] != found["bleu_de-en"]
 
