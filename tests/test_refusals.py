@@ -185,7 +185,7 @@ score ... --trusted fr-en=mt.de,mt.en        | mt.de: trusted pairs of fr-en; gi
 score ... --trusted de-en=one.de,one.de --keep-identical | one.de: too few pairs (left out: none)
 score ... --least-precision 0.9              | --least-precision is that of trusted pairs; give --trusted
 score ... --background fr=mt.de              | mt.de: text of fr; give text of de or en
-score ... --output m.parquet.gz              | m.parquet.gz: Parquet is compressed in itself; name it m.parquet
+score ... --output m.parquet.gz              | m.parquet.gz: a file of Parquet is compressed already; name it m.parquet
 mine ... --output m.json                     | m.json: this format is not written; write one of .tsv, .tmx, .xlf
 mine negatives --path enc --bitext de-en=mt.de,mt.en --output m.tmx | m.tmx: this format is not written; write
 mine ... --least-precision 0.9               | too few sentences to judge their scores; give trusted

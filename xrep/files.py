@@ -71,7 +71,7 @@ def write_aside(path: str | Path) -> Iterator[Path]:
                 shutil.copyfileobj(content, stream)
         return
     path = Path(os.path.realpath(path))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # containers share numbers of processes
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # process ids repeat in containers
     try:
         with naming(path):
             if path.is_file():  # so that nobody can read the new content before who cannot read the old one

@@ -86,14 +86,3 @@ def test_embeddings_that_are_narrower_than_states(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             make()
-
-
-def test_a_pretrained_head_keeps_no_bias_of_other_subwords(tmp_path: Path) -> None:
-    theirs = make_model("BertForMaskedLM")
-    path = str(save(theirs, tmp_path / "bert"))
-    for vocabulary in ("pretrained", "text"):
-        model = DualEncoder(DualEncoder.Config(encoder=path, towers="shared", vocabulary=vocabulary), text_of("shared"))
-        head = MaskedLanguage(model, text_of("shared"), rate=0.15).heads["shared"]
-        assert torch.equal(head.dense.weight, theirs.cls.predictions.transform.dense.weight)
-        assert torch.equal(head.bias, theirs.cls.predictions.bias) == (vocabulary == "pretrained")
-        assert head.bias.any() == (vocabulary == "pretrained")

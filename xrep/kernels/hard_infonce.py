@@ -81,8 +81,7 @@ def hard_infonce(
     with torch.autocast(x.device.type, enabled=False):
         query = torch.cat([x.to(accumulate), y.to(accumulate)])
         square = _squared_norms(query)
-        length = square.sqrt().unsqueeze(1)
-        unit = query / length
+        unit = query / (length := square.sqrt().unsqueeze(1))
         own_bars = bars(judge, *unit.unflatten(0, (2, len(x))))
         (all_x, all_y, all_ids, *all_bars), start = gathered([x, y, ids, *own_bars], group, sizes)
         key = query if group is None else torch.cat([all_x.to(accumulate), all_y.to(accumulate)])
@@ -115,13 +114,12 @@ def hard_infonce(
             return *sum_exp(leave_out(cosine / tau, excluded, same), 1), best, level, interpolation
 
         own = torch.arange(start, start + len(x), device=x.device)
-        excluded = torch.stack([own, own + len(all_x)], 1)  # of x: itself and its positive
-        excluded = torch.cat([excluded, excluded.flip(1)])
-        bar = None if judge is None else torch.cat(own_bars)
+        columns = torch.stack([own, own + len(all_x)], 1)  # of x: itself and its positive
+        excluded, bar = torch.cat([columns, columns.flip(1)]), None if judge is None else torch.cat(own_bars)
         rows = unit, length, near, excluded, None if ids is None else ids.repeat(2, 1), bar
         hardest, total, best, level, interpolation = in_blocks(of_block, [key, key_square, tau], rows)
-        correct = beaten((best - level).detach(), level.detach())
-        fields = infonce(hardest, total, positive), correct, interpolation.detach()
+        best, level, interpolation = best.detach(), level.detach(), interpolation.detach()
+        fields = infonce(hardest, total, positive), beaten(best - level, level), interpolation
         return HardInfoNCE(*(half for field in fields for half in field.unflatten(0, (2, len(x)))))
 
 

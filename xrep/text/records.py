@@ -58,8 +58,8 @@ def check_format(output: str | Path, written: Sequence[str], usual: str = "tsv")
         cure = "write one of " + ", ".join(f".{ending}" for ending in (usual, *written))
         raise UserError("this format is not written", path=output, cure=cure)
     if ending_of(output) == "parquet":
-        if plain_name(output) != Path(output).name:
-            raise UserError("Parquet is compressed in itself", path=output, cure=f"name it {plain_name(output)}")
+        if (name := plain_name(output)) != Path(output).name:
+            raise UserError("a file of Parquet is compressed already", path=output, cure=f"name it {name}")
         if importlib.util.find_spec("pyarrow") is None:
             raise UserError("a file of Parquet", path=output, cure=_PARQUET)
 
