@@ -32,7 +32,7 @@ def blocks(name: str) -> Iterator[None]:
     """A context in which the kernels work on blocks of these sizes."""
     of_pairs, rows, of_vocabulary, of_words = BLOCKS[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairs, "BLOCK", of_pairs)
+        patch.setattr(pairs, "BLOCK", dict.fromkeys(pairs.BLOCK, of_pairs))
         patch.setattr(pairs, "WHOLE", pairs.WHOLE if name == "whole" else 0)
         patch.setattr(softmax, "queue_rows", lambda queries: rows)
         patch.setattr(softmax, "VOCABULARY_LOGITS", of_vocabulary)

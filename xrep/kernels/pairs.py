@@ -24,8 +24,9 @@ from xrep.kernels.precision import accumulation_dtype
 WHOLE = 1 << 24
 """Most similarities that are kept for the backward pass: 64 MB in float32."""
 
-BLOCK = 1 << 22
-"""Most similarities in a block if there are more. Much larger arrays would be returned to the system each time."""
+BLOCK = {"cpu": 1 << 22, "cuda": 1 << 24}
+"""Most similarities in a block if there are more. On a CPU, much larger arrays would be returned to the system each
+time. On a GPU, the launches of smaller blocks take longer than their arithmetic."""
 
 NOTHING = float("-inf")
 """The logit of a pair that is not compared."""
@@ -46,7 +47,8 @@ def in_blocks(
     assert first is not None
     if len(first) * columns <= WHOLE:
         return of_block(*shared, *rows)
-    return _Blocks.apply(of_block, max(1, BLOCK // columns), len(shared), *shared, *rows)
+    size = max(1, BLOCK[first.device.type] // columns)
+    return _Blocks.apply(of_block, size, len(shared), *shared, *rows)
 
 
 class _Blocks(torch.autograd.Function):

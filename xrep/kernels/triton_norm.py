@@ -14,7 +14,8 @@ def kept_by_dropout(seed, row, probability, BLOCK_R: tl.constexpr, BLOCK_D: tl.c
     quarter = tl.arange(0, BLOCK_D // 4)
     a, b, c, d = tl.randint4x(seed + row[:, None], quarter[None, :])
     drawn = tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), [BLOCK_R, BLOCK_D])
-    return drawn.to(tl.uint32, bitcast=True) >= tl.to_tensor(probability * 4294967296.0).to(tl.uint32)
+    least = tl.full([1, 1], 4294967296.0, tl.float32) * probability
+    return drawn.to(tl.uint32, bitcast=True) >= least.to(tl.uint32)
 
 
 @triton.jit(do_not_specialize=["seed"])
