@@ -13,7 +13,7 @@ RUN = {
 }  # fmt: skip
 PAIRS: dict[str, Any] = {"data": "pairs", "task": "bitext", **MODEL}
 SEPARATE = {**PAIRS, "towers": "separate"}
-TEXT = {**PAIRS, "data": "text", "task": "monolingual", "vocab_size": 120}
+TEXT = {**PAIRS, "data": "text", "task": "monolingual", "vocab_size": 117}
 TRANSLATION: dict[str, Any] = {"data": "pairs", "task": "translation", "decoder_layers": 1, "norm": "post", **MODEL}
 TRANSLATION = {name: value for name, value in TRANSLATION.items() if name != "towers"}
 LABELLED = {**{name: value for name, value in MODEL.items() if name != "towers"}, "vocab_size": 45, "languages": "de"}

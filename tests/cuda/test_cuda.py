@@ -33,7 +33,8 @@ APART = {"float32": 1e-2 if REAL else 2e-5, "bf16": 0.03, "fp16": 0.2}
 are. In float16 the first steps are skipped, until the loss is scaled by less."""
 CLOSE = APART["float32"]
 SOME = {
-    1: ["float32/" + case for case in CASES] + ["bf16/dual_moco", "bf16/hictl", "bf16/label_smoothed_cross_entropy"],
+    1: ["float32/" + case for case in CASES]
+    + ["bf16/dual_moco", "bf16/hictl", "bf16/label_smoothed_cross_entropy", "bf16/mlm"],
     2: ["float32/dual_moco", "float32/hictl", f"fp16/{SHARDED}"],
 }
 """The cases of the usual run, by number of ranks; at night all of the table are run."""

@@ -47,10 +47,10 @@ def test_similarities_are_never_whole_in_memory() -> None:
 
     query, positive, words = (vectors(rows).requires_grad_() for rows in (2048, 2048, 65536))
     keys, tau = vectors(131072), torch.tensor(0.05, device="cuda")
-    targets = torch.randint(65536, (2048,), device="cuda")
+    hidden, targets = vectors(8192).requires_grad_(), torch.randint(65536, (8192,), device="cuda")
     losses = {
         "queue": (lambda: queue_infonce(query, positive, keys, tau).loss.sum(), 2048 * 131072),
-        "vocabulary": (lambda: linear_cross_entropy(query, words, targets).loss, 2048 * 65536),
+        "vocabulary": (lambda: linear_cross_entropy(hidden, words, targets).loss, 8192 * 65536),
     }
     for name, (loss, similarities) in losses.items():
         loss().backward()

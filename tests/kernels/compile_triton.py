@@ -28,11 +28,11 @@ def variants() -> Iterator[Variant]:
         block |= dict.fromkeys(("limit", "judged"), FLOAT if limited else None)
         sizes = dict.fromkeys(("stride", "weights_stride", "judged_stride", "columns", "dimension"), INTEGER)
         types = {"scores": FLOAT, "weights": half, "scale": FLOAT if scaled else None, **per_query, **block, **sizes}
-        constants = {"IDS": ids, "LIMITED": limited, "SCALED": scaled, "MIXED": mixed, "BLOCK": 16384, "BLOCK_D": 1024}
+        constants = {"IDS": ids, "LIMITED": limited, "SCALED": scaled, "MIXED": mixed, "BLOCK": 8192, "BLOCK_D": 1024}
         yield triton_kernels.absorb_row, types, constants, 16
     for half in (FLOAT, "*bf16", "*fp16"):
         types = {"logits": FLOAT, "gradient": half, "target": IDS, "ignored": "*i1", "correct": "*i1"}
-        types |= {"loss": FLOAT, "nll": FLOAT, "columns": INTEGER, "smoothing": "fp32"}
+        types |= {"loss": FLOAT, "nll": FLOAT, "stride": INTEGER, "columns": INTEGER, "smoothing": "fp32"}
         yield triton_kernels.vocabulary_row, types, {"WANTED": True, "BLOCK": 4096}, 8
     for kinds, width, dropped, summed in (
         (("*bf16", "*bf16", "*bf16"), 768, True, False),

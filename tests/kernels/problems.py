@@ -33,7 +33,8 @@ def blocks(name: str) -> Iterator[None]:
     of_pairs, rows, of_vocabulary, of_words = BLOCKS[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "BLOCK", dict.fromkeys(pairs.BLOCK, of_pairs))
-        patch.setattr(pairs, "WHOLE", pairs.WHOLE if name == "whole" else 0)
+        if name != "whole":
+            patch.setattr(pairs, "WHOLE", dict.fromkeys(pairs.WHOLE, 0))
         patch.setattr(softmax, "queue_rows", lambda queries: rows)
         patch.setattr(softmax, "VOCABULARY_LOGITS", of_vocabulary)
         patch.setattr(WORDS, "BLOCK_KEYS", of_words)

@@ -152,7 +152,7 @@ WHOLE = {"queue": 30 * 3000, "in-batch": 120 * 120, "hard": 160 * 160, "triplets
 def test_the_whole_array_is_never_stored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"queue": (30, 3000), "vocabulary": (30, 600), "hard": (80, 0)}.get(name, (120, 0))
     problem = KERNELS[name](Draw(batch=sizes[0], many=sizes[1], size=4, dtype=torch.float32))
-    monkeypatch.setattr(pairs, "WHOLE", 0)
+    monkeypatch.setattr(pairs, "WHOLE", dict.fromkeys(pairs.WHOLE, 0))
     monkeypatch.setattr(pairs, "BLOCK", dict.fromkeys(pairs.BLOCK, 1000))
     monkeypatch.setattr(softmax, "queue_rows", lambda queries: 100)
     monkeypatch.setattr(softmax, "VOCABULARY_LOGITS", 1)

@@ -90,7 +90,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         (of_hidden, of_weight, of_bias), steps = wanted, steps_for(hidden.device)
         accumulate, operand = accumulation_dtype(hidden), operand_dtype(hidden)
         count = max(128, steps.VOCABULARY_LOGITS // max(1, len(weight)) // 128 * 128)
-        rows, columns = hidden.to(operand), weight.to(operand)
+        rows, columns, words = hidden.to(operand), weight.to(operand), len(weight)
+        if operand != accumulate and words % steps.PADDING:
+            columns = F.pad(columns, (0, 0, 0, -words % steps.PADDING))
         if extra := _filling(rows, count):
             rows, target = F.pad(rows, (0, 0, 0, extra)), F.pad(target, (0, extra), value=ignore_index)
             groups, weights = (None if each is None else F.pad(each, (0, extra)) for each in (groups, weights))
@@ -99,10 +101,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for_hidden = nll.new_empty(rows.shape if of_hidden else 0)
         for_weight = (nll.new_empty if len(hidden) else nll.new_zeros)(columns.shape if of_weight else 0)
         for_bias = nll.new_zeros(bias.shape if of_bias else 0)
-        room = nll.new_empty(min(count, len(rows)), len(weight))
+        room = nll.new_empty(min(count, len(rows)), len(columns))
         for start in range(0, len(rows), count):
             block = slice(start, min(start + count, len(rows)))
-            logits = multiply(rows[block], columns.t(), out=room[: block.stop - start])
+            logits = multiply(rows[block], columns.t(), out=room[: block.stop - start])[:, :words]
             if bias is not None:
                 logits += bias if groups is None else bias[groups[block]]
             ignored = target[block] == ignore_index
@@ -120,11 +122,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             elif of_weight:
                 multiply_add(for_weight, gradient.t(), rows[block])
             if of_bias and groups is not None:
-                for_bias.index_add_(0, groups[block], gradient.to(accumulate))
+                for_bias.index_add_(0, groups[block], gradient[:, :words].to(accumulate))
             elif of_bias:
-                for_bias += gradient.sum(0, dtype=accumulate)
+                for_bias += gradient[:, :words].sum(0, dtype=accumulate)
         nll, correct = nll[: len(hidden)], correct[: len(hidden)]
-        found = for_hidden[: len(hidden)], for_weight, for_bias
+        found = for_hidden[: len(hidden)], for_weight[:words], for_bias
         ctx.save_for_backward(*(each if want else None for each, want in zip(found, wanted, strict=True)))
         ctx.types = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(nll, correct)

@@ -21,12 +21,13 @@ from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.judge import ROUNDINGS, Judge, bars
 from xrep.kernels.precision import accumulation_dtype
 
-WHOLE = 1 << 24
-"""Most similarities that are kept for the backward pass: 64 MB in float32."""
+WHOLE = {"cpu": 1 << 24, "cuda": 1 << 26}
+"""Most similarities that are kept for the backward pass: 64 MB in float32 on a CPU, and 256 MB on a GPU."""
 
-BLOCK = {"cpu": 1 << 22, "cuda": 1 << 24}
+BLOCK = {"cpu": 1 << 22, "cuda": 1 << 25}
 """Most similarities in a block if there are more. On a CPU, much larger arrays would be returned to the system each
-time. On a GPU, the launches of smaller blocks take longer than their arithmetic."""
+time. On a GPU, the launches of smaller blocks take longer than their arithmetic: 8,192 x 8,192 similarities on an H200
+took 24.8 ms in blocks of 2^22, 8.6 of 2^24, 7.1 of 2^25, and 3.3 at once."""
 
 NOTHING = float("-inf")
 """The logit of a pair that is not compared."""
@@ -45,9 +46,10 @@ def in_blocks(
     """
     columns, first = len(shared[0]), rows[0]
     assert first is not None
-    if len(first) * columns <= WHOLE:
+    device = first.device.type
+    if len(first) * columns <= WHOLE[device]:
         return of_block(*shared, *rows)
-    size = max(1, BLOCK[first.device.type] // columns)
+    size = max(1, BLOCK[device] // columns)
     return _Blocks.apply(of_block, size, len(shared), *shared, *rows)
 
 

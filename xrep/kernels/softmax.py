@@ -10,6 +10,8 @@ from torch import Tensor
 VOCABULARY_LOGITS = 2**25
 """Number of logits in one block of the vocabulary loss. A block consists of whole rows."""
 
+PADDING = 1
+"""Rows of these logits are filled up to a multiple of this in half precision."""
 
 Couple = tuple[Tensor, Tensor] | None
 """What the queries have and what the rows of the queue have: ids, or the vectors of a guide."""

@@ -3,9 +3,9 @@
 The products themselves are computed by cuBLAS. A flash-style kernel would have to hold an output row as wide as the
 vectors: 64 queries of 768 dimensions in float32 fill the registers of a multiprocessor. If it were split over the
 dimensions, the scores would have to be computed again for each part, three or four times for 768-1024 dimensions, which
-alone is twice the work of the two products. So the scores of a block are written to memory, but they stay in the L2
-cache: one of these kernels reads them there once and writes the weights for the next product. Blocks are larger than
-those of CPUs, because a launch costs some microseconds.
+alone is twice the work of the two products. So the scores of a block are written to memory, and one of these kernels
+reads them and writes the weights for the next product. Blocks are much larger than those of CPUs, because a launch
+takes the host 40 to 100 microseconds, and the arithmetic of a block that fits the L2 cache takes less.
 """
 
 from __future__ import annotations
@@ -23,24 +23,20 @@ from torch import Tensor
 from xrep.kernels.softmax import Couple, QueueSoftmax
 
 VOCABULARY_LOGITS = 2**27
+PADDING = 8
+"""Logits of a vocabulary in half precision are filled up to a multiple of this. cuBLAS has no fast product for rows
+whose length is not one: with 250,002 words, the three products of a block took three times as long on an H200."""
 
 # Kernels can read these globals only if they are constexpr.
 NOTHING = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def absorb_row(
-    scores, weights, stride, weights_stride, scale, maximum, total, hardest, mixture, query_ids, block_ids,
-    limit, judged, judged_stride, columns, dimension,
-    IDS: tl.constexpr, LIMITED: tl.constexpr, SCALED: tl.constexpr, MIXED: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+def negative_logits(
+    scores, scale, query_ids, block_ids, limit, judged, row, stride, judged_stride, column, columns,
+    IDS: tl.constexpr, LIMITED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Turn the scores of one query into weights, and update its running softmax and mixture.
-
-    The weights may lie in the memory of the scores, because all scores are read before the maximum is known.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
+    """Return some logits of one query, -inf for those that do not count."""
     inside = column < columns
     logits = tl.load(scores + row * stride + column, mask=inside, other=NOTHING)
     if LIMITED:
@@ -52,16 +48,44 @@ def absorb_row(
         mine = tl.load(query_ids + row * IDS + i)
         theirs = tl.load(block_ids + column * IDS + i, mask=inside, other=0)
         logits = tl.where(mine == theirs, NOTHING, logits)
-    logits = tl.where(inside, logits, NOTHING)
-    highest = tl.max(logits, 0)
+    return tl.where(inside, logits, NOTHING)
+
+
+@triton.jit
+def absorb_row(
+    scores, weights, stride, weights_stride, scale, maximum, total, hardest, mixture, query_ids, block_ids,
+    limit, judged, judged_stride, columns, dimension,
+    IDS: tl.constexpr, LIMITED: tl.constexpr, SCALED: tl.constexpr, MIXED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Turn the scores of one query into weights, and update its running softmax and mixture."""
+    row = tl.program_id(0).to(tl.int64)
     before = tl.load(maximum + row)
-    raised = tl.maximum(before, highest)
+    raised = before
+    amount = before * 0.0
+    highest = tl.load(hardest + row)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        logits = negative_logits(
+            scores, scale, query_ids, block_ids, limit, judged, row, stride, judged_stride, column, columns,
+            IDS, LIMITED, SCALED,
+        )  # fmt: skip
+        largest = tl.max(logits, 0)
+        highest = tl.maximum(highest, largest)
+        largest = tl.maximum(raised, largest)
+        amount = amount * tl.exp(raised - largest) + tl.sum(tl.exp(logits - largest), 0)
+        raised = largest
     shrink = tl.exp(before - raised)
-    weight = tl.exp(logits - raised)
-    tl.store(total + row, tl.load(total + row) * shrink + tl.sum(weight, 0))
+    tl.store(total + row, tl.load(total + row) * shrink + amount)
     tl.store(maximum + row, raised)
-    tl.store(hardest + row, tl.maximum(tl.load(hardest + row), highest))
-    tl.store(weights + row * weights_stride + column, weight, mask=inside)
+    tl.store(hardest + row, highest)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        logits = negative_logits(
+            scores, scale, query_ids, block_ids, limit, judged, row, stride, judged_stride, column, columns,
+            IDS, LIMITED, SCALED,
+        )  # fmt: skip
+        tl.store(weights + row * weights_stride + column, tl.exp(logits - raised), mask=column < columns)
     if MIXED:
         for start in range(0, dimension, BLOCK_D):
             place = start + tl.arange(0, BLOCK_D)
@@ -71,14 +95,14 @@ def absorb_row(
 
 @triton.jit
 def vocabulary_row(
-    logits, gradient, target, ignored, loss, nll, correct, columns, smoothing,
+    logits, gradient, target, ignored, loss, nll, correct, stride, columns, smoothing,
     WANTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute loss, negative log-likelihood and correctness of one token, and the gradient towards its logits."""
     row = tl.program_id(0).to(tl.int64)
     skipped = tl.load(ignored + row) != 0
     gold = tl.where(skipped, 0, tl.load(target + row))
-    mine = logits + row * columns
+    mine = logits + row * stride
     at_target = tl.load(mine + gold)
     highest = at_target
     amount = at_target * 0.0
@@ -96,23 +120,21 @@ def vocabulary_row(
     tl.store(loss + row, tl.where(skipped, 0.0, smooth))
     tl.store(correct + row, (at_target == highest) & (skipped == 0))
     if WANTED:
-        for start in range(0, columns, BLOCK):
+        for start in range(0, stride, BLOCK):
             column = start + tl.arange(0, BLOCK)
             values = tl.load(mine + column, mask=column < columns, other=NOTHING)
             share = tl.exp(values - highest) / amount - smoothing / columns
             share = tl.where(column == gold, share - (1 - smoothing), share)
-            tl.store(gradient + row * columns + column, tl.where(skipped, 0.0, share), mask=column < columns)
+            share = tl.where(skipped | (column >= columns), 0.0, share)
+            tl.store(gradient + row * stride + column, share, mask=column < stride)
 
 
 # -- launches: ``softmax`` documents these functions --------------------------------------------------------------
 
 
 def queue_rows(queries: int) -> int:
-    """Return the rows of the queue in one block: fewer for many queries, whose scores would not fit the L2 cache.
-
-    The scores of one query are held in the registers of one program.
-    """
-    return 16384 if queries <= 512 else 8192
+    """Return the rows of the queue in one block, whose scores take 64 MB (more if there are many queries)."""
+    return max(8192, (1 << 24) // max(1, queries) // 1024 * 1024)
 
 
 def _launch(kernel: Any, programs: int) -> Any:
@@ -122,10 +144,7 @@ def _launch(kernel: Any, programs: int) -> Any:
 
 def absorb(scores: Tensor, state: QueueSoftmax, ids: Couple, judged: Tensor | None = None) -> Tensor:
     count, columns = scores.shape
-    if state.operand == scores.dtype:
-        weights = scores
-    else:  # reuse the memory of the scores: half of it is enough, and it is in the cache
-        weights = scores.view(state.operand)[:, :columns]
+    weights = scores if state.operand == scores.dtype else torch.empty_like(scores, dtype=state.operand)
     queries, block = (ids[0].contiguous(), ids[1].contiguous()) if ids is not None else (None, None)
     limited = state.limit is not None
     judged = scores if limited and judged is None else judged
@@ -138,9 +157,9 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: Couple, judged: Tensor | No
         LIMITED=limited,
         SCALED=state.scale is not None,
         MIXED=state.mixture is not None,
-        BLOCK=triton.next_power_of_2(columns),
+        BLOCK=min(8192, triton.next_power_of_2(columns)),
         BLOCK_D=1024,
-        num_warps=8 if columns <= 8192 else 16,
+        num_warps=16 if columns > 4096 else 8,
     )
     return weights
 
@@ -150,9 +169,11 @@ def vocabulary_softmax(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     loss, nll, correct = logits.new_empty(len(logits)), logits.new_empty(len(logits)), torch.empty_like(ignored)
     in_place = operand is None or operand == logits.dtype
-    gradient = logits if in_place else torch.empty_like(logits, dtype=operand)
+    # Rows of logits may be followed by padding. Those of the gradient are, too, and it is 0 there.
+    gradient = logits if in_place else torch.empty(len(logits), logits.stride(0), dtype=operand, device=logits.device)
     _launch(vocabulary_row, len(logits))(
-        *(logits, gradient, target.contiguous(), ignored.contiguous(), loss, nll, correct, logits.size(1), smoothing),
+        *(logits, gradient, target.contiguous(), ignored.contiguous(), loss, nll, correct),
+        *(logits.stride(0), logits.size(1), smoothing),
         WANTED=operand is not None,
         BLOCK=4096,
         num_warps=8,
