@@ -5,8 +5,8 @@ those of a small queue, and their gradients are known after the forward pass. Th
 kernels, where these agree with plain torch at their first use, and else in plain torch (``xrep.kernels.fused``).
 
 Losses within a batch (``inbatch_infonce``, ``hard_infonce``, ``triplet_infonce``) are plain torch on every device. They
-keep up to 2^24 similarities for the backward pass. If there are more, they compute them in blocks of rows, each block
-twice.
+keep up to 2^24 similarities for the backward pass, and up to 2^26 on GPUs. If there are more, they compute them in
+blocks of rows, each block twice.
 ``word_infonce`` and ``add_own_negatives`` are plain torch, too.
 """
 
