@@ -67,7 +67,7 @@ def test_weights_of_a_queue_in_two_pieces(operand: torch.dtype) -> None:
         block = scores.clone()
         weights = module.absorb(block, state, ids)
         states.append((weights.float(), state.maximum, state.total, state.hardest, state.mixture))
-        assert weights.dtype == operand and (weights.data_ptr() == block.data_ptr()) == (operand == torch.float32)
+        assert weights.dtype == operand
     tolerance = max(torch.finfo(operand).eps, 1e-6)
     for mine, expected in zip(*states, strict=True):
         torch.testing.assert_close(mine, expected, rtol=2 * tolerance, atol=tolerance)

@@ -94,9 +94,9 @@ def _difference(device: torch.device) -> str | None:
 def _softmaxes(steps: ModuleType, device: torch.device, operand: torch.dtype) -> dict[str, Sequence[Tensor]]:
     """Return what functions of ``softmax`` find for the same numbers, with weights of the type ``operand``."""
     generator, wide = torch.Generator().manual_seed(0), torch.promote_types(operand, torch.float32)
-    sizes = (19, 45), (19, 70), (19,), (19, 33)
+    sizes = (19, 9000), (19, 70), (19,), (19, 33)  # scores of two pieces, as in training
     scores, logits, maximum, mixture = (torch.randn(n, generator=generator).to(device, wide) for n in sizes)
-    ids = torch.randint(9, (64, 2), generator=generator).to(device)
+    ids = torch.randint(9, (9019, 2), generator=generator).to(device)
     scale, nothing = scores.new_full((), 1.5), torch.full_like(maximum, -torch.inf)
     state = QueueSoftmax(scale, maximum, torch.ones_like(maximum), nothing, mixture, operand, nothing.new_ones(19))
     weights = steps.absorb(scores, state, (ids[:19], ids[19:]))
