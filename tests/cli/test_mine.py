@@ -148,7 +148,12 @@ def test_trusted_pairs_choose_a_threshold_and_judge_the_output(shared_encoder, s
         words = [*trusted, "--device", "cpu", "--output", "ranks.tsv"]
         assert run_on_ranks(2, "xrep_cli.mine", *words, environment=environment()).returncode == 0
     assert (tmp_path / "ranks.tsv").read_bytes() == (tmp_path / "mined.tsv").read_bytes()
-    assert "lower --least-precision, to 0." in mine("--output no.tsv --least-precision 1", *trusted).err
+    refused = mine("--output no.tsv --least-precision 1", *trusted).err
+    assert "lower --least-precision, to 0." in refused and "no.tsv.job, and the command goes on from there" in refused
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xrep.inference.encoding.Encode.run", None)  # all vectors are there
+        assert mine(f"--output no.tsv --threshold {said['threshold']}", *trusted).code == 0
+    assert rows_of(tmp_path / "no.tsv") == found and not (tmp_path / "no.tsv.job").exists()
 
 
 @pytest.mark.slow

@@ -106,6 +106,18 @@ def test_trusted_pairs_choose_the_threshold(least_precision, score, shared_encod
     assert [sum(said["histogram"][name]) for name in ("right", "wrong")] == [20, len(planted)]
 
 
+def test_a_precision_that_no_threshold_has(score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target of the next pair is the source itself, so all wrong pairs are better. Vectors and scores are kept."""
+    shifted = zip(TRUSTED, PAIRS[49:69], strict=True)
+    write_lines(tmp_path / "trusted.tsv", [f"{source}\t{other}" for (source, _), (other, _) in shifted])
+    trusted = f"{GIVEN} --trusted de-en=trusted.tsv"
+    refused = score(f"{trusted} --least-precision 1")
+    assert refused.code == 2 and "what is done is in" in refused.err, refused.err
+    monkeypatch.setattr("xrep.inference.scoring.ScorePairs.run", None)
+    again = score(f"{trusted} --least-precision 0.01")
+    assert again.code == 0 and not (tmp_path / "scored.tsv.job").exists(), again.err
+
+
 def test_what_is_estimated_agrees_with_itself() -> None:
     """A threshold that keeps more of the text than of right pairs says that all of the text is right."""
     assert estimated(kept=0.6, recall=0.9, fallout=0.1) == pytest.approx((0.625, 0.625 * 0.9 / 0.6))

@@ -193,6 +193,8 @@ def test_export_without_the_projection(student: Path, tmp_path: Path, changes: d
     assert "vectors of 40 or 24 numbers" in readme and "one space" not in readme
     with pytest.raises(UserError, match="has no projection to leave out"):
         export_path(tmp_path / "out" / "target", tmp_path / "again", "sentence-transformers", no_projection=True)
+    with pytest.raises(UserError, match="towers have vectors of 40 and 24 numbers; export it with its projections"):
+        export_path(student / "best", tmp_path / "static", "static", **changes)
 
 
 # -- towers that transformers computes --------------------------------------------------------------------------------

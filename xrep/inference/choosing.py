@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from xrep.errors import UserError
 from xrep.files import naming
 from xrep.inference.judging import sample_alone
 from xrep.inference.nearest import OTHER, Merge
@@ -16,7 +15,7 @@ from xrep.inference.pair_files import PAIRS_FILE, write_pairs
 from xrep.inference.planted import TrustedPairs
 from xrep.inference.settings import MiningOptions
 from xrep.inference.text_sides import TextSide
-from xrep.jobs.plan import Advance, Stage
+from xrep.jobs.plan import Advance, ChoiceError, Stage
 from xrep.metrics.mined import (
     Judgement,
     ScoreCounts,
@@ -39,7 +38,7 @@ else too much noise would be written on a rough judgement."""
 class ChoosePairs(Stage):
     """Choose the pairs, judge them, and write those that reach the threshold."""
 
-    name, unit = "choose", "files"
+    name, unit, choices = "choose", "files", ("least_precision", "threshold")
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class ChoosePairs(Stage):
         if judgement is None:
             if options.least_precision is not None:
                 cure = "give trusted pairs, or `threshold` instead of `least_precision`"
-                raise UserError("too few sentences to judge their scores", cure=cure)
+                raise ChoiceError("too few sentences to judge their scores", cure=cure)
             return options.threshold, None
         threshold = self._threshold(pairs, sources, judgement)
         at, of_trusted = -np.inf if threshold is None else threshold, dict[str, float]()
@@ -112,7 +111,7 @@ class ChoosePairs(Stage):
         if threshold is None and least is not None:
             best = judgement.precision(pairs, pairs.score[-1]) if len(pairs.score) else 0.0
             cure = f"lower `least_precision`, to {np.floor(1000 * best) / 1000:g} at most"
-            raise UserError(f"no threshold has a precision of {least:g}", cure=cure)
+            raise ChoiceError(f"no threshold has a precision of {least:g}", cure=cure)
         if threshold is None or least is not None or self._trusted:
             return threshold
         if judgement.precision(pairs, threshold) < _PROBABLE:

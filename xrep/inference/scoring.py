@@ -23,7 +23,7 @@ from xrep.inference.settings import ScoringOptions
 from xrep.inference.text_sides import search_origin
 from xrep.jobs.engines import LOCAL, Engine
 from xrep.jobs.outputs import states_of
-from xrep.jobs.plan import Advance, Stage
+from xrep.jobs.plan import Advance, ChoiceError, Stage
 from xrep.metrics.extraction import best_threshold
 from xrep.metrics.mined import ScoreCounts
 from xrep.retrieval.margins import apply_margin, neighbour_means
@@ -179,7 +179,7 @@ class ScorePairs(Stage):
 class WriteScored(Stage):
     """Choose the threshold, and write the pairs that reach it."""
 
-    name, unit = "write", "files"
+    name, unit, choices = "write", "files", ("keep", "least_precision", "threshold")
 
     def __init__(self, scores: ScorePairs, languages: tuple[str, str], output: str, options: ScoringOptions) -> None:
         self._scores, self._languages, self._output, self._options = scores, languages, output, options
@@ -196,7 +196,10 @@ class WriteScored(Stage):
             scores = np.concatenate([block[:, 0] for _, block in self._scores.blocks(trusted=True)])
             right, wrong = (some[~np.isnan(some)] for some in np.split(scores, 2))
             scores, is_right = np.concatenate((right, wrong)), np.arange(len(right) + len(wrong)) < len(right)
-            threshold, found = best_threshold(scores, is_right, len(right), options.least_precision)
+            try:
+                threshold, found = best_threshold(scores, is_right, len(right), options.least_precision)
+            except UserError as error:
+                raise ChoiceError(error.problem, cure=error.cure) from None
             figures = {name: float(vars(found)[name]) for name in ("precision", "recall", "f1")}
         elif options.keep is not None:
             count = min(left, max(1, round(options.keep * pairs)))

@@ -38,11 +38,16 @@ def distil(
             1, has a probability in proportion to 1 / n (Zipf's law), because vocabularies begin with what is frequent.
 
     Raises:
-        UserError: It is static already, or its vectors have fewer numbers than ``size``.
+        UserError: It is static already, its towers have vectors of different widths (without their projections), or
+            these have fewer numbers than ``size``.
     """
     model, text = encoder.model, encoder.text
     if any(isinstance(own, StaticEncoder) for own in model.encoders.values()):
         raise UserError("it is a static encoder", path=encoder.path, cure="name the encoder that it was made of")
+    widths = [model.width(tower) for tower in model.encoders]
+    if len({*widths}) > 1:
+        problem = f"its towers have vectors of {' and '.join(map(str, widths))} numbers"
+        raise UserError(problem, path=encoder.path, cure="export it with its projections")
     size = size or min(USUAL_SIZE, encoder.output_size)
     if size > encoder.output_size:
         problem = f"static vectors of {size} numbers, of an encoder that gives {encoder.output_size}"

@@ -15,7 +15,7 @@ from xrep.errors import UserError
 from xrep.interrupts import Interrupted
 from xrep.jobs.notes import DONE, FAILED
 from xrep.jobs.outputs import prepare_job
-from xrep.jobs.plan import LOCK_FILE, Job, MachineError
+from xrep.jobs.plan import LOCK_FILE, ChoiceError, Job, MachineError
 from xrep.jobs.work import Engine, WorkerShare, share_of, work
 from xrep.store.addresses import is_local, join
 
@@ -64,6 +64,9 @@ def run_job(
 
 def _stop(job: Job, error: BaseException, shared: bool) -> None:
     """Raise the error that ended the work, and remove the job if nothing of it is of use."""
+    if isinstance(error, ChoiceError):
+        cure = f"{error.cure}; what is done is in {job.address}, and the command goes on from there"
+        raise UserError(error.problem, path=error.path, cure=cure) from None
     # A user changes what is wrong, and then nothing of this fits, unless the rest of the units is done.
     kept = FAILED if isinstance(error, UserError) and not isinstance(error, MachineError) else DONE
     saved = shared or any(job.notes(stage).numbers(kept) for stage in job.stages)

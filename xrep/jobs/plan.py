@@ -2,7 +2,7 @@
 
 Layout of the folder, which may be in an object store::
 
-    plan.json                     what is to be done: inputs, options and stages. It is written once
+    plan.json                     what is to be done: inputs, options and stages. Only choices of the last stage change
     started/STAGE.json            the number of units of a stage that has begun
     started/STAGE/0000000.json    the worker that does unit 0, the number of its tries, and that it is still at it
     data/STAGE-0000000-{sha256}.NAME   what it wrote, before there is a marker
@@ -57,6 +57,10 @@ class MachineError(UserError):
     """Something is wrong with a machine of several. What is done of the job is kept, because the command is right."""
 
 
+class ChoiceError(UserError):
+    """Another value of the last stage's ``choices`` is needed. What is done of the job is kept, because it fits."""
+
+
 class UnitResult(NamedTuple):
     """What a unit has left: the addresses of its files, by their names, and facts."""
 
@@ -87,12 +91,15 @@ class Stage(Remade, ABC):
         name: Name in the folder of the job, of letters and hyphens.
         unit: What the progress line counts, in the plural.
         is_finished_first: Whether Ctrl-C waits for the unit that is being done; else it ends at once, and is done anew.
+        choices: Facts of the plan that this stage alone reads, if it is the last one. As long as it is not done, the
+            same command may go on with other values.
         job: The job that has this stage.
     """
 
     name: str
     unit: str = "units"
     is_finished_first: bool = True
+    choices: Sequence[str] = ()
     job: Job
 
     @cached_property
@@ -164,9 +171,12 @@ class Job:
         plan, finished = join(self.address, PLAN), join(self.address, FINISHED)
         created = addresses.create(plan, json_bytes(self.plan))
         if not created and (known := read_job_file(plan)) != self.plan:
-            names = sorted(name for name in {*known, *self.plan} if known.get(name) != self.plan.get(name))
-            problem = f"an unfinished command is there, which differs in {', '.join(names)}"
-            raise UserError(problem, path=self.address, cure="remove it to begin anew, or write elsewhere")
+            names, last = {*known, *self.plan}, self.stages[-1]
+            names = {name for name in names if known.get(name) != self.plan.get(name)}
+            if not names <= {*last.choices} or self.notes(last).numbers(DONE):
+                problem = f"an unfinished command is there, which differs in {', '.join(sorted(names))}"
+                raise UserError(problem, path=self.address, cure="remove it to begin anew, or write elsewhere")
+            addresses.write(plan, json_bytes(self.plan))
         if addresses.exists(finished):
             if output and self.has_made(output):
                 if created:
