@@ -46,10 +46,10 @@ def run(name: str, quick: bool, csv: list[str]) -> bool:
 
 
 def write_table() -> None:
-    """Replace the table at the end of README.md."""
+    """Replace the table of README.md."""
     page = HERE / "README.md"
-    start, _, _ = page.read_text(encoding="utf-8").partition("| benchmark | ours |")
-    page.write_text(start + "\n".join(table()) + "\n", encoding="utf-8")
+    start, _, rest = page.read_text(encoding="utf-8").partition("| benchmark | ours |")
+    page.write_text(start + "\n".join(table()) + "\n\n" + rest.partition("\n\n")[2], encoding="utf-8")
 
 
 def main() -> int:
