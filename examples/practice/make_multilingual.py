@@ -36,7 +36,7 @@ def read(spec: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     return mixed[DEV:], mixed[:DEV]
 
 
-def train(options: argparse.Namespace, lr: float, data: Any) -> tuple[Any, int]:
+def train(options: argparse.Namespace, lr: float, seed: int, data: Any) -> tuple[Any, int]:
     """Train for the minutes; the rate rises in their first tenth and then falls to 0. Return model and steps."""
     from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
     from sentence_transformers.sentence_transformer.losses import MSELoss
@@ -63,7 +63,7 @@ def train(options: argparse.Namespace, lr: float, data: Any) -> tuple[Any, int]:
     with tempfile.TemporaryDirectory() as folder:
         arguments = SentenceTransformerTrainingArguments(
             folder, max_steps=1_000_000, per_device_train_batch_size=options.batch_size, bf16=options.bf16,
-            use_cpu=True, seed=options.seed, save_strategy="no", report_to="none", disable_tqdm=True,
+            use_cpu=True, seed=seed, save_strategy="no", report_to="none", disable_tqdm=True,
         )  # fmt: skip
         trainer = SentenceTransformerTrainer(
             model, arguments, data, loss=MSELoss(model), optimizers=(optimizer, schedule), callbacks=[Clock()]
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--bf16", action="store_true", help="compute products in bfloat16")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="the search takes the mean of several")
     options = parser.parse_args()
     lines = options.english.read_text(encoding="utf-8").splitlines()
     vectors, row = np.load(options.vectors), {line: number for number, line in enumerate(lines)}
@@ -99,10 +99,12 @@ def main() -> None:
         data[name] = Dataset.from_dict(columns)
     best, rates = -1.0, [float(options.rate.read_text())] if options.rate else options.lr
     for lr in rates:
-        model, steps = train(options, lr, DatasetDict(data))
-        sides = (model.encode([pair[side] for pair in dev], normalize_embeddings=True) for side in (0, 1))
-        found = 100 * float(right_answers(*sides).mean())
-        print(f"lr {lr}: {steps} steps, dev {found:.2f}", flush=True)
+        found = 0.0
+        for seed in options.seed:
+            model, steps = train(options, lr, seed, DatasetDict(data))
+            sides = (model.encode([pair[side] for pair in dev], normalize_embeddings=True) for side in (0, 1))
+            found += 100 * float(right_answers(*sides).mean()) / len(options.seed)
+            print(f"lr {lr}, seed {seed}: {steps} steps, mean on dev {found:.2f}", flush=True)
         if found > best:
             best = found
             options.output.write_text(str(lr)) if not options.rate else model.save(str(options.output))
