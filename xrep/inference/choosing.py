@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from xrep.errors import UserError
 from xrep.files import naming
 from xrep.inference.judging import sample_alone
 from xrep.inference.nearest import OTHER, Merge
@@ -86,7 +87,7 @@ class ChoosePairs(Stage):
         if judgement is None:
             if options.least_precision is not None:
                 cure = "give trusted pairs, or `threshold` instead of `least_precision`"
-                raise ChoiceError("too few sentences to judge their scores", cure=cure)
+                raise UserError("too few sentences to judge their scores", cure=cure)
             return options.threshold, None
         threshold = self._threshold(pairs, sources, judgement)
         at, of_trusted = -np.inf if threshold is None else threshold, dict[str, float]()
