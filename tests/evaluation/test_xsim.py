@@ -110,6 +110,8 @@ def test_sets_are_read_as_published(tmp_path: Path) -> None:
     assert codes(flores, split="dev", langs="zh,deu") == [german, *chinese]
     assert codes(flores, split="dev", langs="zho_Hant") == chinese[1:]
     assert codes(flores, split="dev", langs="de", target="zho_Hant") == [("deu_Latn", ("de", "zh"))]
+    others = codes(flores, langs="de", target="zho_Hant")  # which xSIM++ has no changes for
+    assert others == [("deu_Latn", ("de", "zh"))]
     assert codes(ntrex) == codes(ntrex.parent) == [("deu", ("de", "en")), ("zho-CN", ("zh", "en"))]
     assert codes(ntrex, langs="en") == [("eng-GB", ("en", "en"))]
     both = measured(XSim, ENCODER, data=str(ntrex)).values["tables"]

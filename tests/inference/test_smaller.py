@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.smaller import trim_vocabulary
 from xrep.models.dual_encoder import DualEncoder
+from xrep.nn.shape import EncoderShape
 from xrep.text.resources import xrep_home
 
 GERMAN, ENGLISH = (list(side) for side in zip(*sentence_pairs(6), strict=True))
@@ -126,3 +128,12 @@ def test_real_weights(name: str, tmp_path: Path) -> None:
         f.stat().st_size for f in path.rglob("*") if f.is_file()
     )
     np.testing.assert_allclose(theirs(tmp_path / "out", MANY[:50], "en"), small.encode(MANY[:50]), atol=1e-5)
+
+
+def test_vectors_that_would_change_are_refused(files: list[str], tmp_path: Path, monkeypatch) -> None:
+    """As those of models that count positions from the id of the padding token."""
+    with_rows = EncoderShape.with_rows
+    monkeypatch.setattr(EncoderShape, "with_rows", lambda own, rows: replace(with_rows(own, rows), norm_epsilon=1.0))
+    encoder = SentenceEncoder.load(encoder_at("shared", tmp_path), device="cpu")
+    with pytest.raises(UserError, match="its vectors would change with the number of the padding token"):
+        trim_vocabulary(encoder, files, None)

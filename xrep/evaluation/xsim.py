@@ -100,8 +100,10 @@ class XSim(TableEvaluation):
             )
         texts = [read_columns(code, {code: file, "": files[target]}) for code, file in files.items() if code in codes]
         place, further = folder.with_name(f"{split}_augmented"), tuple[Path, ...]()
-        if place.is_dir():
-            further = place / f"{target}_augmented.{split}", place / f"{target}_errtype.{split}.json"
+        changed = place / f"{target}_augmented.{split}", place / f"{target}_errtype.{split}.json"
+        # They are published for English alone, and another target is measured without them.
+        if place.is_dir() and (canonical(target) == "en" or any(file.is_file() for file in changed)):
+            further = changed
             self.changed, self.kinds = _read_changed(*further, files[target])
         sides = [(canonical(each.name), canonical(target)) for each in texts]
         return [

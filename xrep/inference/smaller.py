@@ -19,8 +19,9 @@ from xrep.text.find import describe_name
 from xrep.text.sides import SHARED
 from xrep.text.trimming import trim
 
-_AT_A_TIME, _COMPARED = 4096, 100_000
-"""Numbers of sentences that are tokenised at a time, and of those that the smaller tokenizer must divide alike."""
+_AT_A_TIME, _COMPARED, _ENCODED = 4096, 100_000, 16
+"""Numbers of sentences that are tokenised at a time, of those that the smaller tokenizer must divide alike, and of
+those whose vectors are compared."""
 
 
 def trim_vocabulary(
@@ -34,7 +35,9 @@ def trim_vocabulary(
     file whose name has none of the encoder's languages is for both.
 
     Raises:
-        UserError: A file cannot be read, there is no text for a side, or as ``trim``.
+        UserError: A file cannot be read, there is no text for a side, the vectors would change (some models of the
+            library transformers count positions from the id of the padding token, which becomes smaller if pieces
+            before it go), or as ``trim``.
     """
     counts = {side: np.zeros(own.vocabulary_size, dtype=np.int64) for side, own in encoder.tokenizers.items()}
     lines: dict[str, list[str]] = {side: [] for side in counts}
@@ -70,6 +73,14 @@ def trim_vocabulary(
     hashes = encoder.training_hashes
     trimmed = SentenceEncoder(smaller, tokenizers, text, hashes, path=encoder.path, prompts=prompts)
     trimmed.languages = encoder.languages
+    for side, some in lines.items():
+        divided = zip(some, tokenizers[side].encode(some), encoder.tokenizers[side].encode(some), strict=True)
+        same = list(islice((line for line, new, old in divided if rows[side][new].tolist() == old), _ENCODED))
+        language = next(iter(encoder.text.languages_of(side)), None)
+        before, after = (each.encode(same, language, prompt="") for each in (encoder, trimmed))
+        if not np.allclose(before, after, atol=1e-5):
+            problem = "its vectors would change with the number of the padding token"
+            raise UserError(problem, path=encoder.path, cure="leave out `vocabulary_from`")
     return trimmed, {side: counts[side][kept] for side, kept in rows.items()}
 
 
