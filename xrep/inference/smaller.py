@@ -73,7 +73,7 @@ def trim_vocabulary(
     hashes = encoder.training_hashes
     trimmed = SentenceEncoder(smaller, tokenizers, text, hashes, path=encoder.path, prompts=prompts)
     trimmed.languages = encoder.languages
-    for side, some in lines.items():
+    for side, some in ((side, some[:_AT_A_TIME]) for side, some in lines.items()):
         divided = zip(some, tokenizers[side].encode(some), encoder.tokenizers[side].encode(some), strict=True)
         same = list(islice((line for line, new, old in divided if rows[side][new].tolist() == old), _ENCODED))
         language = next(iter(encoder.text.languages_of(side)), None)
