@@ -1,4 +1,4 @@
-"""The error rates of LASER, in files as they are published; the reference computes its protocol in float64."""
+"""The error rates of LASER, in files as they are published: beside its own script, and its protocol in float64."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.evaluation.conftest import NgramEncoder, measured, save_hashes, write
+from tests.evaluation.conftest import NgramEncoder, measured, published, save_hashes, write
 from tests.support.corpus import sentence_pairs
 from xrep.errors import UserError
 from xrep.evaluation.all import find_tests
@@ -94,6 +94,66 @@ def test_error_rates_are_those_of_laser(tmp_path: Path, margin: str, k: int) -> 
     lines = figures.text.splitlines()
     assert lines[0].split() == "language pairs xx-en en-xx xsim++ entity number misaligned".split()
     assert lines[2].split()[:3] == ["German", "(deu_Latn)", "60"]
+
+
+# Numbers of errors that LASER's source/xsim.py (commit 7fb053d) counts by the text, of vectors of ``NgramEncoder()``,
+# in searches of English and from English, by the margins ratio, distance and absolute.
+BY_SCRIPT = {
+    "corpus": [(391, 386), (392, 386), (393, 391)],
+    "newstest2012.de": [(2227, 2106), (2227, 2100), (2372, 2225)],
+    "newstest2012.cs": [(2300, 2344), (2299, 2347), (2380, 2513)],
+    "newstest2012.fr": [(1712, 1651), (1710, 1651), (1898, 1918)],
+}
+# The same for xSIM++: its own search in the first 1,012 sentences and 1,181 changed ones, and the kinds of these errors.
+WITH_CHANGES = {
+    "ratio": {"xsim++": 799, "number": 1, "entity": 5, "causality": 48, "misaligned": 745},
+    "distance": {"xsim++": 801, "number": 1, "entity": 5, "causality": 49, "misaligned": 746},
+    "absolute": {"xsim++": 824, "number": 3, "entity": 4, "causality": 39, "misaligned": 778},
+}
+
+
+@pytest.mark.parametrize("name", BY_SCRIPT)
+def test_errors_are_those_that_the_script_of_laser_counts(name: str, tmp_path: Path) -> None:
+    files, code = (tmp_path / "source", tmp_path / "target"), name.removeprefix("newstest2012.")
+    if name == "corpus":
+        code = "de"
+        for side, file in enumerate(files):
+            write(file, [pair[side] for pair in sentence_pairs(400)])
+    else:
+        folder = published("mt") / "newstest"
+        files = folder / name, folder / "newstest2012.en"
+    for margin, expected in zip(("ratio", "distance", "absolute"), BY_SCRIPT[name], strict=True):
+        data = f"{code}-en={files[0]},{files[1]}"
+        (found,) = measured(XSim, NgramEncoder(), data=data, margin=margin).values["tables"].values()
+        count = 400 if name == "corpus" else 3003
+        assert [found["xx-en"], found["en-xx"]] == pytest.approx([100 * errors / count for errors in expected])
+
+
+@pytest.mark.parametrize("margin", WITH_CHANGES)
+def test_errors_of_changed_sentences_are_those_of_the_script(margin: str, tmp_path: Path) -> None:
+    german, english = (
+        (published("mt") / "newstest" / f"newstest2012.{code}").read_text(encoding="utf-8").splitlines()[:1012]
+        for code in ("de", "en")
+    )
+    known: dict[str, dict[str, str]] = {}
+    for number, sentence in enumerate(english):
+        words, last = sentence.split(), english[(number + 1) % len(english)].split()[-1]
+        changed = {
+            "number": [str(int(word) + 1) if word.isdigit() else word for word in words],
+            "entity": words[:1] + [last if word[0].isupper() else word for word in words[1:]],
+            "causality": [f"not {word}" if word in ("is", "was", "are", "has", "will") else word for word in words],
+        }
+        for kind, some in changed.items():
+            if (text := " ".join(some)) not in known and text not in english:
+                known[text] = {"errtype": kind, "src": sentence}
+    write(tmp_path / "devtest" / "deu_Latn.devtest", german)
+    write(tmp_path / "devtest" / "eng_Latn.devtest", english)
+    write(tmp_path / "devtest_augmented" / "eng_Latn_augmented.devtest", list(known))
+    write(tmp_path / "devtest_augmented" / "eng_Latn_errtype.devtest.json", [json.dumps(known)])
+    assert len(known) == 1181
+    found = measured(XSim, NgramEncoder(), data=str(tmp_path), margin=margin).values["tables"]["deu_Latn"]
+    expected = {kind: 100 * errors / len(german) for kind, errors in WITH_CHANGES[margin].items()}
+    assert {kind: found[kind] for kind in expected} == pytest.approx(expected)
 
 
 def test_sets_are_read_as_published(tmp_path: Path) -> None:
