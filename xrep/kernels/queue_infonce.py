@@ -22,7 +22,7 @@ from xrep.kernels.fused import steps_for
 from xrep.kernels.judge import Judge, bars
 from xrep.kernels.pairs import beaten
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype
-from xrep.kernels.softmax import Couple, QueueSoftmax, mask_equal
+from xrep.kernels.softmax import Couple, QueueSoftmax, mask_above, mask_equal
 
 WHOLE = 512, 8192
 """Most queries, and most rows of a queue, whose logits are computed at once. Up to here this is faster than blocks, and
@@ -126,17 +126,17 @@ class _QueueInfoNCE(torch.autograd.Function):
         if {queue.dtype, operand} != {tau.dtype}:  # a repetition of the positive must tie with it
             rounded = positive.to(queue.dtype).to(operand).to(tau.dtype)
             level = (rows.to(tau.dtype) * rounded).sum(1) / (1.0 if scale is None else tau)
-        at_once = steps is softmax and scale is None and judge is None
-        if at_once and len(query) <= WHOLE[0] and 0 < len(queue) <= WHOLE[1]:
-            loss, best, share, mixture = _at_once(rows, scaled, queue.to(operand), ids, learns)
+        bar, _ = bars(judge, rows.to(tau.dtype), rounded, tau if scale is None else 1.0)
+        limit = None if bar is None else bar[:, 0].contiguous()
+        guides = None if bar is None or queue_guide is None else (bar[:, 1:], queue_guide)
+        at_once = steps is softmax and scale is None and len(query) <= WHOLE[0] and 0 < len(queue) <= WHOLE[1]
+        if at_once:
+            loss, best, share, mixture = _at_once(rows, scaled, queue.to(operand), ids, limit, guides, learns)
         else:
             mixture = torch.zeros_like(wide, memory_format=torch.contiguous_format) if learns else None
             # The running softmax starts from the positive, so its maximum is finite even if every negative is masked.
             best, total = torch.full_like(scaled, -torch.inf), torch.zeros_like(scaled)
-            bar, _ = bars(judge, rows.to(tau.dtype), rounded, tau if scale is None else 1.0)
-            state = QueueSoftmax(scale, scaled.clone(), total, best, mixture, operand)
-            state.limit = None if bar is None else bar[:, 0].contiguous()
-            guides = None if bar is None or queue_guide is None else (bar[:, 1:], queue_guide)
+            state = QueueSoftmax(scale, scaled.clone(), total, best, mixture, operand, limit)
             _sweep(rows, queue, ids, state, steps, guides)
             # The positive's share is added last, so that it does not round many small negatives away one by one.
             gap = state.maximum - scaled
@@ -169,16 +169,19 @@ class _QueueInfoNCE(torch.autograd.Function):
 
 
 def _at_once(
-    rows: Tensor, scaled: Tensor, queue: Tensor, ids: Couple, learns: bool
+    rows: Tensor, scaled: Tensor, queue: Tensor, ids: Couple, limit: Tensor | None, guides: Couple, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return loss, best negative logit and 1 - p⁺ of queries [B, D], and Σ_j p_j k_j, from one softmax.
 
     Args:
         rows, scaled: queries over the temperature, and the logits of their positives [B].
+        limit: the largest similarity of a negative that counts [B], in the units of the logits, or of ``guides``.
     """
-    logits = multiply(rows, queue.t())
+    logits, lowest = multiply(rows, queue.t()), torch.finfo(rows.dtype).min
+    if limit is not None:
+        mask_above(logits, limit, _of_guides(guides, slice(len(queue))), lowest)
     if ids is not None:
-        mask_equal(logits, *ids, torch.finfo(logits.dtype).min)
+        mask_equal(logits, *ids, lowest)
     best, weights = logits.amax(1), torch.softmax(logits, 1)
     # The largest weight is 1 / Σ_j exp(logit_j - best).
     excess = (best - scaled) - weights.amax(1).log()
@@ -197,9 +200,12 @@ def _sweep(rows: Tensor, queue: Tensor, ids: Couple, state: QueueSoftmax, steps:
         block = queue[start : start + size].to(state.operand)
         place = scores[: len(rows) * len(block)].view(len(rows), -1)
         own = None if ids is None else (ids[0], ids[1][start : start + len(block)])
-        judged = None
-        if guides is not None:
-            judged = multiply(guides[0], guides[1][start : start + len(block)].to(guides[0].dtype).t())
+        judged = _of_guides(guides, slice(start, start + len(block)))
         weights = steps.absorb(multiply(rows, block.t(), out=place), state, own, judged)
         if state.mixture is not None:
             multiply_add(state.mixture, weights, block)
+
+
+def _of_guides(guides: Couple, rows: slice) -> Tensor | None:
+    """Return the similarities that a guide finds between the queries and some rows of the queue, [B, n]."""
+    return None if guides is None else multiply(guides[0], guides[1][rows].to(guides[0].dtype).t())
