@@ -50,13 +50,13 @@ train bin --task bitext                      | no criterion is chosen; set --cri
 train ... --criterion dual_moko              | unknown criterion 'dual_moko'; did you mean 'dual_moco'?
 train ... --task bitex                       | unknown task 'bitex'; did you mean 'bitext'?
 train ... --learning-rate 1                  | unknown option --learning-rate; --help lists the options
-train ... --tempratur 1                      | unknown option --tempratur; did you mean '--temperature'?
+train pairs.tsv --task similarity --criterion cosent --tempratur 1 | unknown option --tempratur; did you mean '--tempe
 train ... --towers                           | argument --towers: expected one argument
 train ... --max-steps many                   | trainer.max_steps must be an integer or none, not 'many'
 train ... --seed 9223372036854775807         | seed must lie in [0, 4294967295], not
 train ... --lr -1                            | optimizer.lr must be at least 0, not -1.0
 train ... --temperature 0                    | criterion.temperature must lie in [0.0001, 10000], not 0.0
-train ... --mask-margin nan                  | criterion.mask_margin must be a finite number or none, not 'nan'
+train ... --mask-margin -5                   | criterion.mask_margin must lie in [-1, 10], not -5.0
 train ... --mask-margin 0 --guide x.npy      | guide and guide_text belong together; give both
 train ... --mask-margin 0 --guide x.npy --guide-text de.txt | x.npy: 50 vectors, but de.txt has 3 lines; --guide must be
 train ... --mask-margin 0 --guide y.npy --guide-text mt.de  | mt.de: lacks 60 of 60 training sentences that need a
@@ -73,7 +73,7 @@ train pairs.tsv --task similarity --criterion angle --lowest-score 5 | lowest_sc
 train ... --task translation                 | unknown option --towers
 train ... --task monolingual --criterion tlm | bin: no training text found; expected news.de, train.de
 train ... --criterion frozen_source          | a frozen source needs a tower of its own, and this model has one
-train ... --criterion frozen_source --teacher absent | absent: no such directory
+train ... --criterion frozen_source --teacher y.npy | y.npy: a file, not the directory of a pretrained encoder; give a
 train raw ... --criterion frozen_source --teacher enc --encoder none --vocab-size 60 | enc: vectors of 16 numbers
 train ... --criterion frozen_source --teacher enc | was tokenised with another vocabulary than that of the pretrained
 train raw ... --criterion frozen_source --teacher enc --sides both --towers separate | both is for one student
@@ -178,7 +178,7 @@ score ... --bitext de-en=ragged.tsv          | ragged.tsv:3: 1 column where two 
 score ... --bitext de-en=mt.de,mt.de         | mt.de: too few pairs (left out: 40 identical); give more, or change the
 score ... --bitext de-en=mt.de,mt.en@5       | pairs are not sampled here; leave out @5
 score ... --bitext fr-en=mt.de,mt.en --path two | no tower for the language 'fr'; known: de, en
-score ... --keep 0                           | argument --keep: must lie in (0, 1], not 0
+score ... --neighbours 41                    | lower --neighbours to 40, or give more pairs, or further sentences by --
 score ... --keep 0.5 --threshold 1           | --keep and --threshold both choose the pairs; give one of them
 score ... --keep 0.5 --trusted de-en=mt.de,mt.en | the trusted pairs choose the threshold; leave out --keep and
 score ... --trusted fr-en=mt.de,mt.en        | mt.de: trusted pairs of fr-en; give pairs of de-en

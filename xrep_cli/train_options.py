@@ -106,8 +106,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
     if unknown := [word for word in others if re.match(r"-.|[A-Za-z_][\w.]*=", word) and not os.path.exists(word)]:
         if all(section.options for _, run in stages for section in sections_of(run)):  # otherwise that is reported
             line.problems += [_unknown(word.partition("=")[0], fields, parser.options()) for word in unknown]
-    else:
-        line.problems += _read_data(others, [spec.key for spec in fields if spec.name == "data"], command)
+        others = [word for word in others if word not in unknown and os.path.exists(word)][:1]  # others are values
+    line.problems += _read_data(others, [spec.key for spec in fields if spec.name == "data"], command)
     if not layers and command.get("task.name") == "bitext" and not command.get("task.data"):
         line.layers.append((DEMO_RECIPE, read_recipe(RECIPES / f"{DEMO_RECIPE}.yaml")))
     line.layers.append((COMMAND_LINE, command))

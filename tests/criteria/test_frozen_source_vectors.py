@@ -1,5 +1,6 @@
 """frozen_source with source vectors that its tower, or another system, has computed before training."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +99,16 @@ def test_a_teacher_that_cannot_be_used(text, tmp_path: Path) -> None:
         hashes = np.full((3, 2), value, np.uint64)
         with pytest.raises(UserError, match=rf"teacher\.txt: {problem}"):
             criterion.prepare(Mock(spec=BitextTask, train=[SimpleNamespace(hashes=hashes)]))
+    sentences = [english for _, english in sentence_pairs(10)]
+    pairs = SimpleNamespace(hashes=np.stack([sentence_hashes(sentences[:3])] * 2, 1))
+    vectors = np.load(given["teacher_vectors"])
+    for line, value, problem in ((9, np.nan, None), (2, np.inf, "2: .* is not finite"), (3, 0, "3: .* is zero")):
+        changed = vectors.copy()
+        changed[line - 1] = value
+        np.save(given["teacher_vectors"], changed)
+        _, criterion = make(text, towers="shared", source_side="target", **given)
+        with nullcontext() if problem is None else pytest.raises(UserError, match=rf"teacher\.npy:{problem}"):
+            criterion.prepare(Mock(spec=BitextTask, train=[pairs]))
     write_teacher(tmp_path, ["a", "b"], width=24)
     with pytest.raises(UserError, match=r"vectors of 24 numbers, the model's have 32; set `projection_size` to 24"):
         make(text, towers="shared", **given)

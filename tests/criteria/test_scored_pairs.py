@@ -1,5 +1,6 @@
 """The losses of scored pairs beside those of sentence-transformers, with their gradients."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 
 from tests.support.closeness import assert_near
 from xrep.criteria.criterion import Planned
+from xrep.errors import UserError
 from xrep.registry import CRITERIA
+from xrep.tasks.similarity import SimilarityTask
 
 LOSSES = {"cosent": "CoSENTLoss", "angle": "AnglELoss"}
 
@@ -46,3 +49,16 @@ def test_equal_scores_are_worth_nothing(name: str) -> None:
     kind: Any = CRITERIA.load(name)
     loss = kind(kind.Config(), None).contrast((torch.randn(5, 8), torch.randn(5, 8)), Planned(Rows(torch.ones(5)), {}))
     assert float(loss.terms[name].sum) == 0 == float(loss.metrics["accuracy"])
+
+
+def test_text_whose_scores_are_all_equal_is_refused(tmp_path: Path) -> None:
+    kind: Any = CRITERIA.load("cosent")
+    for second, problem in (("2", None), ("3", r"scores.tsv: all pairs have the same score, so they have no order")):
+        lines = [f"{score}\t{place} dogs\t{place} cats\n" for place, score in enumerate(["3", second] * 20)]
+        (tmp_path / "scores.tsv").write_text("".join(lines), encoding="utf-8")
+        task = SimilarityTask(SimilarityTask.Config(data=str(tmp_path / "scores.tsv"), vocab_size=40), 1)
+        if problem is None:
+            kind(kind.Config(), None).prepare(task)
+        else:
+            with pytest.raises(UserError, match=problem):
+                kind(kind.Config(), None).prepare(task)

@@ -104,7 +104,7 @@ BY_SCRIPT = {
     "newstest2012.cs": [(2300, 2344), (2299, 2347), (2380, 2513)],
     "newstest2012.fr": [(1712, 1651), (1710, 1651), (1898, 1918)],
 }
-# The same for xSIM++: its own search in the first 1,012 sentences and 1,181 changed ones, and the kinds of these errors.
+# The same for xSIM++: a search in the first 1,012 sentences and 1,181 changed ones, and the kinds of these errors.
 WITH_CHANGES = {
     "ratio": {"xsim++": 799, "number": 1, "entity": 5, "causality": 48, "misaligned": 745},
     "distance": {"xsim++": 801, "number": 1, "entity": 5, "causality": 49, "misaligned": 746},

@@ -16,7 +16,7 @@ from tests.support.planning import streamed
 from tests.support.runs import compose_run, going_on_is_never_stopping
 from tests.tasks.kinds import rows_of
 from xrep.config import Part
-from xrep.data.batch_plan import mean_size
+from xrep.data.batch_plan import mean_size, small_groups
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
@@ -145,6 +145,18 @@ def test_both_directions_of_a_translation_are_groups(make) -> None:
     assert sorted(index for batch, _ in streamed(task, stop=860) for index in batch.indices.tolist()) == list(
         range(860)
     )
+
+
+def test_groups_that_fill_no_batch_are_named(make) -> None:
+    def said(options: dict[str, Any], ranks: int = 1) -> list[str]:
+        task = make("corpus", **options)
+        return [warning.split(" of `batch_by`")[0] for warning in small_groups(task.order, task.size, ranks)]
+
+    assert said({"batch_size": 30}) == []
+    assert said({"batch_size": 31}) == said({"batch_size": 30}, 2) == said(TOKENS, 4) == ["1 of 3 groups"]
+    assert said({"batch_size": 70}) == ["2 of 3 groups"]
+    task = make(None, batch_size=400)
+    assert small_groups(task.order, task.size, 1) == []
 
 
 def test_the_largest_group_fills_a_batch(make) -> None:

@@ -104,7 +104,7 @@ def test_several_parts_are_the_weighted_objective_and_those_without_a_dev_split_
     assert set(found) == {"loss", "a/accuracy", "a/nll", "a/perplexity"}
     double, other = mixed({"a": make(), "b": undivided}, (1.0, 1.0))[1:]
     assert found["loss"] == pytest.approx(2 * LossValidator(LossValidator.Config(), task)(double, other)["loss"])
-    with pytest.raises(UserError, match="there is no dev split; give it files such as valid.de, or choose another"):
+    with pytest.raises(UserError, match="there is no dev split; give one, such as valid.de of text or dev.tsv of"):
         LossValidator(LossValidator.Config(), undivided)
 
 

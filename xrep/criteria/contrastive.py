@@ -65,9 +65,7 @@ class ContrastiveCriterion(Criterion):
     def prepare(self, task: Task) -> None:
         if self._guide is not None:
             assert isinstance(task, TableTask)
-            for table in task.train:
-                for hashes in blocks(table.hashes):
-                    self._guide.rows(hashes.ravel())
+            self._guide.check(hashes.ravel() for table in task.train for hashes in blocks(table.hashes))
 
     def plan_rows(self, batch: Any, generator: torch.Generator) -> Planned:
         """Return the plan of some rows of a batch, which are encoded together (see ``Criterion.plan``)."""

@@ -13,9 +13,10 @@ from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.criteria.in_batch import Temperature
 from xrep.criteria.matryoshka import Nested
 from xrep.criteria.nli import sentence_vectors
+from xrep.errors import UserError
 from xrep.kernels.pairs import out_of_order
 from xrep.models.model import SentenceModel
-from xrep.tasks.task import ExampleKind
+from xrep.tasks.task import ExampleKind, TableTask, Task
 
 
 class CoSENT(ContrastiveCriterion):
@@ -23,6 +24,9 @@ class CoSENT(ContrastiveCriterion):
 
     The loss of a batch is log(1 + sum over i, j with s_i > s_j of e^((cos_j - cos_i)/tau)), where s_i is the score of
     pair i and cos_i its cosine. A batch weighs as many of these losses as it has pairs.
+
+    Raises:
+        UserError: all pairs have the same score.
 
     Use:
         - Needs: pairs with a score of their similarity (task similarity) and a pretrained encoder.
@@ -42,6 +46,14 @@ class CoSENT(ContrastiveCriterion):
     class Config(Nested):
         temperature: Temperature = 0.05
         """tau: differences of similarities are divided by this value (sentence-transformers' scale 20 is 1/20)."""
+
+    def prepare(self, task: Task) -> None:
+        super().prepare(task)
+        assert isinstance(task, TableTask)
+        scores = [table["labels"].values for table in task.train]
+        if max(some.max() for some in scores) == min(some.min() for some in scores):
+            problem, cure = "all pairs have the same score, so they have no order", "check the column of the scores"
+            raise UserError(problem, path=task.place, cure=cure)
 
     def encode(self, model: SentenceModel, planned: Planned) -> Encoded:
         return Encoded(sentence_vectors(model, planned.batch))

@@ -15,7 +15,7 @@ from xrep.kernels.judge import Judge
 class FalseNegatives(Nested):
     """Options of objectives that can leave out negatives by their similarity (``xrep.kernels.judge.Judge``)."""
 
-    mask_margin: Annotated[float, "[-10, 10]"] | None = None
+    mask_margin: Annotated[float, "[-1, 10]"] | None = None
     """M: a negative whose similarity to the query exceeds that of the positive by more than this does not count, since
     it may be a translation, too. The vectors that are compared decide (with matryoshka the shortened ones), or a guide.
     Qwen3-Embedding uses 0.1; -M is the margin of sentence-transformers' GIST losses. none: all negatives count."""

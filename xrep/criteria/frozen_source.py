@@ -187,8 +187,7 @@ class FrozenSource(ContrastiveCriterion):
         if self._teacher is not None:
             assert isinstance(task, BitextTask)
             side = SIDES.index(self._source_side)
-            for hashes in (block for pairs in task.train for block in blocks(pairs.hashes)):
-                self._teacher.rows(hashes[:, side])
+            self._teacher.check(hashes[:, side] for pairs in task.train for hashes in blocks(pairs.hashes))
 
     def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         planned = super().plan_rows(batch, generator)

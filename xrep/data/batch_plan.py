@@ -162,14 +162,29 @@ def check_size(
     """
     if isinstance(order, GroupedOrder):
         order, unit = max(order.groups, key=lambda group: group.epoch_size), f"{unit} of the largest group"
-    if isinstance(size, TokenBudget):
-        # One example more than the epoch has is allowed. If it still fits, the epoch does not fill the batches.
-        needed = next(plan_batches(order, size, None, 0, world_size, order.epoch_size + 1)).examples
-        batch, option = f"{size.max_tokens} tokens", "`max_tokens`"
-    else:
-        needed, batch, option = size * world_size, size, "`batch_size`"
-    if order.epoch_size < needed:
+    if not _fills(order, size, world_size):
+        batch, option = (size, "`batch_size`")
+        if isinstance(size, TokenBudget):
+            batch, option = f"{size.max_tokens} tokens", "`max_tokens`"
         each = f" on each of {world_size} ranks" if world_size > 1 else ""
         cure = f"lower {option}{', start fewer processes' if each else ''} or give more text"
         problem = f"{order.epoch_size} training {unit} do not fill a batch of {batch}{each}"
         raise UserError(problem, path=path, cure=cure)
+
+
+def small_groups(order: ExampleOrder | GroupedOrder, size: int | TokenBudget, world_size: int) -> list[str]:
+    """Return a warning if groups are smaller than one batch on each of ``world_size`` ranks."""
+    groups = order.groups if isinstance(order, GroupedOrder) else []
+    if not (small := sum(not _fills(group, size, world_size) for group in groups)):
+        return []
+    warning = f"{small} of {len(groups)} groups of `batch_by` do not fill a batch, and their pairs weigh more than"
+    return [f"{warning} others: every batch is a step; join them, or lower the size of a batch"]
+
+
+def _fills(order: ExampleOrder, size: int | TokenBudget, world_size: int) -> bool:
+    """Return whether an epoch fills one batch on each rank."""
+    if not isinstance(size, TokenBudget):
+        return order.epoch_size >= size * world_size
+    # One example more than the epoch has is allowed. If it still fits, the epoch does not fill the batches.
+    more = plan_batches(order, size, None, 0, world_size, order.epoch_size + 1)
+    return order.epoch_size >= next(more).examples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from xrep.store.vectors import Vectors
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.lines import read_lines
 
+_SCANNED = 8192
+"""Number of vectors that are checked at a time."""
 _LAYOUT = "`{}` must be floats [N, D] (.npy, or a folder of xrep-encode), a row for each line of `{}_text`"
 
 
@@ -68,6 +71,20 @@ class TeacherVectors:
         known, vectors = self.has(hashes), np.full((*hashes.shape, self.width), np.nan, np.float32)
         vectors[known] = self.read(hashes[known])
         return F.normalize(torch.from_numpy(vectors), dim=-1)
+
+    def check(self, needed: Iterable[np.ndarray]) -> None:
+        """Raise UserError if a sentence that is needed has no vector, or one of another system that is not finite or is
+        zero. ``needed`` are blocks of hashes, uint64 [N] each."""
+        used = np.zeros(len(self._vectors), dtype=bool)
+        for hashes in needed:
+            used[self.rows(hashes)] = True
+        if self._vectors.manifest:  # what xrep-encode writes has been checked
+            return
+        for start in range(0, len(used), _SCANNED):
+            own = used[start : start + _SCANNED]
+            vectors = self._vectors.stored(slice(start, start + _SCANNED))
+            vectors[~own] = 1
+            self._vectors.check_rows(vectors, start, ~own)
 
     def rows(self, hashes: np.ndarray) -> np.ndarray:
         """Return the row of the vector of each sentence, int64 [N], given the sentences' hashes, uint64 [N]. Raises

@@ -73,7 +73,8 @@ class PairedSide(SearchedSide):
 
     def __init__(self, read: ReadAligned, encoder: HeldEncoder, origin: Origin, k: int) -> None:
         self.read, name = read, read.name.removeprefix("read-")
-        self.distinct = Distinct(name, read, max(1, k), numbered=True)
+        more = "give more pairs, or further sentences by `background`"
+        self.distinct = Distinct(name, read, max(1, k), numbered=True, more=more)
         encode = Encode(name, self.distinct, encoder, origin)
         self.stages: list[Stage] = [read, self.distinct, encode]
         super().__init__(encode, k)

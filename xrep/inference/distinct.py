@@ -32,12 +32,16 @@ class Distinct(TextSource, Stage):
         hashed: That stage. If it has lines, this one is a source of those that were chosen.
         least: The smallest number of sentences that will do.
         numbered: Note also which sentence each row has, -1 if none.
+        more: What to do about too few sentences.
     """
 
     unit = "texts"
 
-    def __init__(self, name: str, hashed: Stage, least: int, *, numbered: bool = False) -> None:
+    def __init__(
+        self, name: str, hashed: Stage, least: int, *, numbered: bool = False, more: str = "give more sentences"
+    ) -> None:
         self.name, self._hashed, self._least, self._numbered = f"distinct-{name}", hashed, least, numbered
+        self._more = more
         self.files: Sequence[str] = hashed.files if isinstance(hashed, Read) else ()
 
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
@@ -64,7 +68,7 @@ class Distinct(TextSource, Stage):
                 numbers[firsts] = np.arange(count, count + len(firsts))
                 numbers[others] = numbers[numbers[others]]
             count += len(firsts)
-        check_neighbours(self._least, count)
+        check_neighbours(self._least, count, more=self._more)
         chosen.close()
         if isinstance(numbers, np.memmap):
             numbers.flush()

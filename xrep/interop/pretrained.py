@@ -92,7 +92,9 @@ def find_pretrained(name_or_path: str | Path, *, download: bool = False) -> Path
     if path.is_dir():
         return path
     if path.exists():
-        raise UserError("a file, not the directory of a pretrained encoder", path=path, cure=f"try {path.parent}")
+        cure = f"try {path.absolute().parent}"
+        cure = "give a teacher's vectors by `teacher_vectors`" if path.suffix == ".npy" else cure
+        raise UserError("a file, not the directory of a pretrained encoder", path=path, cure=cure)
     name = str(name_or_path)
     get = "name a directory (xrep-data list shows encoders that it can fetch)"
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):

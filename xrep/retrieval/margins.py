@@ -95,13 +95,13 @@ def margin_scores(x: np.ndarray, y: np.ndarray, k: int, margin: Margin) -> np.nd
     return apply_margin(x @ y.T, mean_x[:, None], mean_y[None, :], margin)
 
 
-def check_neighbours(k: int, *counts: int) -> None:
-    """Raise a UserError unless sides with so many sentences each have k of them."""
+def check_neighbours(k: int, *counts: int, more: str = "give more sentences") -> None:
+    """Raise a UserError unless sides with so many sentences each have k of them; ``more`` says how they get more."""
     fewest = min(counts)
     if k < 1:
         raise UserError(f"{k} neighbours", cure="give at least 1")
     if k > fewest:
-        cure = f"lower `neighbours` to {fewest}, or give more sentences" if fewest else "give more sentences"
+        cure = f"lower `neighbours` to {fewest}, or {more}" if fewest > 1 else more  # one tells nothing
         further = "".join(f" and {count:,}" for count in counts[1:])
         raise UserError(f"{k} neighbours, but there are {counts[0]:,} sentences{further}", cure=cure)
 

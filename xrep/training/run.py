@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from xrep.config import RunConfig, completed, say_ignored
+from xrep.data.batch_plan import small_groups
 from xrep.errors import UserError
 from xrep.files import digests_of, link_or_copy, write_aside, write_json
 from xrep.hashing import seed_of
@@ -244,7 +245,9 @@ def _warnings(task: Task, trainer: Trainer) -> list[str]:
     wrong = [untrained] if by_vectors and not trainer.pair.criterion.trains_vectors else []
     left_out = [name for part in task.parts.values() for name in part.left_out]
     unseen = [f"no validation on {', '.join(left_out)}: no training text is in these languages"] if left_out else []
-    warnings = [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *wrong, *slow, *unseen]
+    parts, ranks = task.parts.values(), trainer.world.size
+    small = [warning for part in parts for warning in small_groups(part.order, part.size, ranks)]
+    warnings = [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *wrong, *slow, *unseen, *small]
     return [f"warning: {warning}" for warning in warnings]
 
 

@@ -29,7 +29,7 @@ class LossValidator(Validator):
     def __init__(self, config: Any, task: Task) -> None:
         self.task = task
         if not task.has_validation:
-            cure = "give it files such as valid.de, or choose another `validation`"
+            cure = "give one, such as valid.de of text or dev.tsv of labelled text, or choose another `validation`"
             raise UserError("there is no dev split", cure=cure)
 
     def measure(self, model: Any, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
