@@ -76,18 +76,25 @@ def read_scored_pairs(files: Iterable[TextFile], scale: tuple[float, float], cou
         counts: Counter to which the pairs ``read`` and those left out (``empty``, ``too long``) are added.
 
     Raises:
-        UserError: As ``read_rows``; or a row has one text, or its score is missing, no number or not in the scale.
+        UserError: As ``read_rows``; or a row has one text, or its score is missing, no number or not in the scale; or a
+            file beside published sets has no score above 1, as if its scale were another one.
     """
     cure = f"give {SCORED}; `lowest_score` and `highest_score` set the range"
+    files = list(files)
+    is_published = any(scored_set(file.path) for file in files)
     for file in files:
-        known, rows = scored_set(file.path), read_rows(file, _UNNAMED, "score")
+        known, rows, highest = scored_set(file.path), read_rows(file, _UNNAMED, "score"), 0.0
         least, most = (known.lowest, 5.0) if known else scale
         own = ((row.line, [*row.sentences, row.label], row.language) for row in rows)
         for line, row, language in ((*each, known.language) for each in known.rows) if known else own:
             if len(row) < 3:
                 raise UserError("a score and one text, where two are needed", path=file.path, line=line, cure=cure)
-            label = (score_of(row[2], (least, most), file.path, line, cure) - least) / (most - least)
+            score = score_of(row[2], (least, most), file.path, line, cure)
+            label, highest = (score - least) / (most - least), max(highest, score)
             sentences = tuple(" ".join(text.split()) for text in row[:2])
             example = Example(sentences, (language, language), label, file.path, line)
             if is_whole(example, counts):
                 yield example
+        if is_published and not known and highest <= 1 < most:
+            problem = f"scores of at most {highest:g}, beside published ones of up to 5"
+            raise UserError(problem, path=file.path, cure=f"set `highest_score`, which is {most:g}")
