@@ -2,13 +2,14 @@
 """Plant wrong pairs in parallel text, and measure how well scores find them.
 
   examples/practice/filtering.py plant --bitext de-en=train.de,train.en --output noisy/
-  examples/practice/filtering.py measure --path run1/best --noisy noisy/ --pair de-en --output filtering.csv
+  examples/practice/filtering.py measure --path run1/best --noisy noisy/ --pair de-en --seed 1 --output filtering.csv
 
 `plant` writes text.de, text.en and labels.txt, in which each line says whether the pair is right, misaligned (the
 target is that of another line) or untranslated (the target is the source). A share of 0.15 is made wrong in each way.
 `measure` scores the pairs by `xrep-score` and by simpler scores, and writes a line for each: the area under the ROC
 curve (AUC), also of the right pairs beside the wrong ones of each kind alone, and the best F1 of any threshold, for
-which the right pairs count as what is to be found. Lines that xrep-score leaves out by its rules come last.
+which the right pairs count as what is to be found. Lines that xrep-score leaves out by its rules come last. The lines
+of other seeds stay in the file.
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ def main(arguments: list[str] | None = None) -> None:
     measuring.add_argument("--path", required=True, help="the encoder")
     measuring.add_argument("--noisy", required=True, type=Path, help="folder that `plant` wrote")
     measuring.add_argument("--pair", required=True, help="languages, such as de-en")
+    measuring.add_argument("--seed", required=True, help="that of the noise and the encoder, for the first column")
     measuring.add_argument("--output", required=True, type=Path, help="table of figures (CSV)")
     options = parser.parse_args(arguments)
     if options.command == "plant":
         plant(options.bitext, options.output, options.seed)
     else:
-        measure(options.path, options.noisy, options.pair, options.output)
+        measure(options.path, options.noisy, options.pair, options.seed, options.output)
 
 
 def plant(specs: Iterable[str], output: Path, seed: int) -> None:
@@ -76,26 +78,28 @@ def write(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def measure(encoder: str, noisy: Path, pair: str, output: Path) -> None:
+def measure(encoder: str, noisy: Path, pair: str, seed: str, output: Path) -> None:
     bitext = f"{pair}={','.join(str(noisy / f'text.{language}') for language in pair.split('-'))}"
     rows = [(source.strip(), target.strip()) for _, source, target in read_pairs(parse_bitext(bitext))]
     labels = np.array((noisy / "labels.txt").read_text(encoding="utf-8").split())
+    lengths = np.array([[sentence_length(side) for side in row] for row in rows]) + 2
+    scored = {"length ratio": -np.abs(np.log(lengths[:, 0] / lengths[:, 1]))}
+    for name, options in (("ratio margin, as LASER", RULES), ("xrep-score", [])):
+        place = output.with_suffix(f".{len(options)}.tsv")
+        given = ["--path", encoder, "--bitext", bitext, "--output", str(place), *options]
+        subprocess.run(["xrep-score", *given], check=True)
+        scored[name], cosines = np.array([*scores_of(rows, place)]).T
+        scored.setdefault("cosine", cosines)
+    header = ["seed", "score", "AUC", *(f"AUC, {kind}" for kind in WRONG), "best F1", "precision", "recall"]
+    known = list(csv.reader(output.open(encoding="utf-8"))) if output.exists() else []
+    lines = [header, *(line for line in known[1:] if line[0] != seed)]
+    for name, scores in scored.items():
+        areas = [100 * area(scores, labels, kinds) for kinds in (WRONG, *((kind,) for kind in WRONG))]
+        found = best_threshold(np.maximum(scores, -1e9), labels == "right", int((labels == "right").sum()))[1]
+        figures = *areas, found.f1, found.precision, found.recall
+        lines.append([seed, name, *(f"{figure:.2f}" for figure in figures)])
     with output.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["score", "AUC", *(f"AUC, {kind}" for kind in WRONG), "best F1", "precision", "recall"])
-        lengths = np.array([[sentence_length(side) for side in row] for row in rows]) + 2
-        scored = {"length ratio": -np.abs(np.log(lengths[:, 0] / lengths[:, 1]))}
-        for name, options in (("ratio margin, as LASER", RULES), ("xrep-score", [])):
-            place = output.with_suffix(f".{len(options)}.tsv")
-            given = ["--path", encoder, "--bitext", bitext, "--output", str(place), *options]
-            subprocess.run(["xrep-score", *given], check=True)
-            scored[name], cosines = np.array([*scores_of(rows, place)]).T
-            scored.setdefault("cosine", cosines)
-        for name, scores in scored.items():
-            areas = [area(scores, labels, kinds) for kinds in (WRONG, *((kind,) for kind in WRONG))]
-            found = best_threshold(np.maximum(scores, -1e9), labels == "right", int((labels == "right").sum()))[1]
-            shares = found.f1, found.precision, found.recall
-            table.writerow([name, *(f"{100 * value:.2f}" for value in areas), *(f"{share:.2f}" for share in shares)])
+        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 def scores_of(rows: Iterable[Pair], scored: Path) -> Iterator[tuple[float, float]]:
