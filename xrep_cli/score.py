@@ -102,15 +102,16 @@ def _said(scored: ScoredPairs) -> str:
     written = f"{scored.written:,} of {scored.pairs:,} pairs{limit}; left out by rules: {rules}"
     if not scored.trusted:
         return written
+    right, wrong = (int(scored.trusted[name]) for name in ("right", "wrong"))
     shares = {name: f"{value:.1f}%" for name, value in scored.trusted.items()}
     of_trusted = (
-        "of trusted and as many wrong pairs, this keeps {recall} of the right ones, and {precision} of what it "
+        f"of {right:,} trusted pairs and {wrong:,} wrong ones, this keeps {shares['recall']} of the right ones,"
     )
-    of_text = (
-        "so, if the text is wrong in the same way, {estimated_right} of the pairs that the rules left are right, and "
-    )
-    lines = [of_trusted + "keeps is right", of_text + "{estimated_precision} of those written", written]
-    return "\n".join(lines).format(**shares)
+    of_text = "the scores of the text are unlike those of the trusted pairs, which say nothing about it"
+    if "estimated_right" in shares:
+        of_text = f"so, if the text is wrong in the same way, {shares['estimated_right']} of the pairs that the rules "
+        of_text += f"left are right, and {shares['estimated_precision']} of those written"
+    return "\n".join((f"{of_trusted} and {shares['precision']} of what it keeps is right", of_text, written))
 
 
 main = Command("xrep-score", Options, run)

@@ -71,8 +71,11 @@ def test_scores_are_those_of_the_definition(margin, score, shared_encoder, tmp_p
     order = sorted((row[0] for row in wanted), reverse=True)
     score(f"{GIVEN} --margin {margin} --keep 0.6")  # of all 55
     check_rows(rows_of(tmp_path / "scored.tsv"), [row for row in wanted if row[0] >= order[32] - 1e-6])
-    assert score(f"{GIVEN} --margin {margin} --keep 1 --background de=more.de,en=more.en").code == 0
-    check_rows(rows_of(tmp_path / "scored.tsv"), expected(shared_encoder, TEXT[:52], MORE, margin))
+    among = score(f"{GIVEN} --margin {margin} --keep 1 --background de=more.de,en=more.en")
+    if margin == "absolute":
+        assert "the margin absolute has none; leave it out" in among.err
+    else:
+        check_rows(rows_of(tmp_path / "scored.tsv"), expected(shared_encoder, TEXT[:52], MORE, margin))
     score(f"{GIVEN} --margin {margin} --threshold {order[20] - 1e-5}")
     check_rows(rows_of(tmp_path / "scored.tsv"), [row for row in wanted if row[0] >= order[20] - 1e-5])
 
@@ -119,10 +122,24 @@ def test_a_precision_that_no_threshold_has(score, tmp_path: Path, monkeypatch: p
 
 
 def test_what_is_estimated_agrees_with_itself() -> None:
-    """A threshold that keeps more of the text than of right pairs says that all of the text is right."""
-    assert estimated(kept=0.6, recall=0.9, fallout=0.1) == pytest.approx((0.625, 0.625 * 0.9 / 0.6))
-    assert estimated(kept=0.075, recall=0.029, fallout=0.0) == (1.0, 1.0)
-    assert estimated(kept=0.05, recall=0.9, fallout=0.1) == (0.0, 0.0)
+    """A threshold that keeps more of the text than of right pairs says that all of the text is right; or nothing, if
+    the difference is not by chance."""
+    assert estimated(kept=0.6, recall=0.9, fallout=0.1, count=50) == pytest.approx((0.625, 0.625 * 0.9 / 0.6))
+    assert estimated(kept=0.075, recall=0.029, fallout=0.0, count=100) == (1.0, 1.0)
+    assert estimated(kept=0.05, recall=0.9, fallout=0.1, count=50) == (0.0, 0.0)
+    assert estimated(kept=0.43, recall=0.018, fallout=0.0, count=60) is None
+
+
+def test_too_few_trusted_pairs_that_count(score, tmp_path: Path) -> None:
+    """One target for all sources makes no wrong pair, and pairs without a target do not count."""
+    for pairs, problem in (
+        ([(one, TRUSTED[0][1]) for one, _ in TRUSTED], "20 trusted pairs and 0 wrong ones that are made of them"),
+        ([*TRUSTED[:9], *((one, "") for one, _ in TRUSTED[9:])], "9 trusted pairs and 9 wrong ones"),
+    ):
+        write_lines(tmp_path / "trusted.tsv", map("\t".join, pairs))
+        refused = score(f"{GIVEN} --trusted de-en=trusted.tsv")
+        assert refused.code == 2 and f"trusted.tsv: {problem}" in refused.err, refused.err
+        assert not (tmp_path / "scored.tsv").exists()
 
 
 @pytest.mark.parametrize("given", ["a.tmx", "a.xlf", "a.jsonl", "a.csv", "de-en.txt.zip", "a.parquet"])

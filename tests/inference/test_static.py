@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.commands import Commands
-from tests.support.corpus import sentence_pairs, write_corpus
+from tests.support.corpus import sentence_pairs, write_corpus, write_lines
 from tests.support.encoders import write_encoder
 from xrep.data.batch import collate
 from xrep.errors import UserError
@@ -58,6 +58,20 @@ def test_without_its_projection(size: int, tmp_path: Path) -> None:
     assert SentenceEncoder.load(tmp_path / "static", device="cpu").encode(ENGLISH).shape == (40, 16)
 
 
+def test_prompts_do_not_count(tmp_path: Path, shared_encoder: Path) -> None:
+    """A static encoder has none, so their subwords are not frequent in the text."""
+    tables = []
+    text = write_lines(tmp_path / "text.en", ENGLISH)
+    for name, prompt in (("without", ""), ("with", "the dog sees a red house ")):
+        own = SentenceEncoder.load(shared_encoder, device="cpu").use_prompt(prompt or None)
+        own.save(tmp_path / name)
+        export_path(tmp_path / name, tmp_path / f"{name} static", "static", vocabulary_from=[str(text)])
+        static = SentenceEncoder.load(tmp_path / f"{name} static", device="cpu")
+        tables.append(static.encode(ENGLISH, lang="en"))
+        assert not static.prompts
+    np.testing.assert_allclose(*tables, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("towers", ["shared", "separate"])
 def test_sentence_transformers_has_its_vectors(towers: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -71,11 +85,12 @@ def test_sentence_transformers_has_its_vectors(towers: str, tmp_path: Path, requ
         library.SentenceTransformer(str(tmp_path / "st")),
     )
     for lang, some in (("de", GERMAN), ("en", ENGLISH)):
-        sentences = [*some, "", " ".join(some)]  # the last one is cut
+        names = "<s> a </s> <mask> <pad> <unk>"  # ordinary text, which holds no special tokens
+        sentences = [*some, "", " ".join(some), names]  # the one before the last is cut
         options = {"task": lang} if towers == "separate" else {}
         vectors = ours.encode(sentences, lang=lang)
         np.testing.assert_allclose(theirs.encode(sentences, **options), vectors, atol=1e-6)
-        assert vectors.shape == (42, 8) and not vectors[40].any()
+        assert vectors.shape == (43, 8) and not vectors[40].any()
     export_path(tmp_path / "st", tmp_path / "again", "sentence-transformers")
     again = SentenceEncoder.load(tmp_path / "again", device="cpu")
     assert np.array_equal(again.encode(ENGLISH, lang="en"), ours.encode(ENGLISH, lang="en"))

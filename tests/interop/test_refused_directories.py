@@ -15,6 +15,7 @@ from xrep.data.batch import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.interop.pretrained import read_pretrained
 from xrep.models.dual_encoder import DualEncoder
+from xrep.text.huggingface import read_huggingface
 
 POOLING, DENSE, BERT = "1_Pooling/config.json", "2_Dense/config.json", "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
@@ -30,7 +31,9 @@ ENTRIES: list[tuple[str, dict[str, Any], str]] = [
     (DENSE, {"activation_function": "mine.Tanh"}, "the activation mine.Tanh, xrep has Identity and Tanh"),
     (DENSE, {"use_residual": True}, "the module Dense has use_residual True"),
     (BERT, {"transformer_task": "fill-mask"}, "transformer_task 'fill-mask'"),
+    (BERT, {"processing_kwargs": {"text": {"max_length": 9}}}, "the module Transformer has processing_kwargs {'text'"),
     (PROMPTS, {"default_prompt_name": "q"}, "there is no prompt 'q', the default"),
+    (PROMPTS, {"truncate_dim": 8}, "sentence-transformers would cut its vectors to 8 numbers, and xrep would not"),
 ]
 MODULE = "sentence_transformers.models."
 CHAINS = [
@@ -55,6 +58,13 @@ def refused(read: Callable[[], object], *parts: object) -> None:
 def test_entries(copy: Path, file: str, changes: dict[str, Any], message: str) -> None:
     edit_json(copy / file, **changes)
     refused(lambda: read_pretrained(copy), copy / Path(file).parent, message)
+
+
+def test_a_tokenizer_that_cuts_at_the_left(copy: Path) -> None:
+    edit_json(copy / "tokenizer_config.json", truncation_side="left")
+    refused(
+        lambda: read_huggingface(copy), copy / "tokenizer_config.json", "cuts the beginning of long texts, and xrep"
+    )
 
 
 def test_chains_of_modules(copy: Path) -> None:
@@ -90,5 +100,5 @@ def test_weights_that_do_not_fit(copy: Path) -> None:
 def test_layers_and_heads_that_are_not_there(copy: Path) -> None:
     pretrained = read_pretrained(copy)
     for layers in (0, 4):
-        refused(lambda n=layers: pretrained.state(n), f"has 3 layers, not {layers}; set `pretrained_layers` to 1 to 3")
+        refused(lambda n=layers: pretrained.state(n), f"has 3 layers, not {layers}; set `pretrained_layers` to a num")
     assert pretrained.head() is None

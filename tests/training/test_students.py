@@ -1,5 +1,6 @@
 """The recipe multilingual_student: one line makes a student of a teacher, from the teacher's weights."""
 
+import json
 import os
 from pathlib import Path
 from unittest.mock import Mock
@@ -22,6 +23,7 @@ from xrep.text.shared_pieces import rows_of_pieces
 from xrep_cli.train_options import parse
 
 pytestmark = pytest.mark.slow
+EMBEDDING = "encoders.shared.token_embedding.weight"
 LINE = ["--config", "multilingual_student", "corpus/", "--teacher", "teacher/"]
 SMALLER = ["--max-length", 40, "--batch-size", 20, "--device", "cpu", "--no-tensorboard", "--vocab-size", 90]
 
@@ -78,6 +80,27 @@ def test_the_student_begins_as_its_teacher(teacher: SentenceEncoder, cli: Comman
             torch.testing.assert_close(kept[key], weights, atol=1e-6, rtol=0, msg=key)
 
 
+def test_what_a_teacher_knows(teacher: SentenceEncoder, cli: Commands) -> None:
+    """A teacher of other languages is refused. Teachers that differ in their tokenizers alone are two. Low-rank
+    adaptation trains the new embeddings in whole."""
+    given = [*LINE, *SMALLER, "--lr", "1e-2", "--max-steps", 3, "--warmup-steps", 0]
+    refused = cli("train", *given, "--source-side", "source", "--save-dir", "no")
+    assert (
+        refused.code == 2 and "an encoder for en would teach from text in de; set --source-side to targ" in refused.err
+    )
+    assert "encodes the target" in cli("train", *given, "--save-dir", "whole").out
+    file = cli.folder / "teacher" / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**content, "normalizer": {"type": "Lowercase"}}), encoding="utf-8")
+    adapted = cli("train", *given, "--lora-rank", 2, "--save-dir", "adapted")
+    assert adapted.code == 0 and "encodes the target" in adapted.out, adapted.err
+    start = cli("train", *given[:-4], "--max-steps", 1, "--lr", "1e-12", "--save-dir", "start")
+    assert start.code == 0, start.err
+    models = (load_model(open_checkpoint(cli.folder / name / "last")) for name in ("adapted", "start"))
+    ours, before = (dict(model.named_parameters()) for model in models)
+    assert (ours[EMBEDDING] - before[EMBEDDING]).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize(("words", "start"), [
     ([], None), (["--teacher", "a"], "a"), (["--teacher", "a", "--encoder", "b"], "b"),
     (["--teacher", "a", "--encoder", "none"], None), (["--teacher", "a", "--towers", "separate"], None),
@@ -88,7 +111,7 @@ def test_where_a_student_starts(words: list[str], start: str | None) -> None:
 
 
 def test_an_encoder_of_transformers_keeps_its_vocabulary() -> None:
-    message = "modernbert: encoders of type transformers keep their vocabulary; start from BERT"
+    message = "modernbert: encoders of type transformers keep their vocabulary; set `vocabulary` to pretrained"
     with pytest.raises(UserError, match=message):
         take_vocabulary(Mock(spec=Encoder, shape=Mock(type="transformers")), Mock(path=Path("modernbert")), Mock())
 

@@ -198,7 +198,7 @@ class FrozenSource(ContrastiveCriterion):
                 planned.details = torch.from_numpy(self._teacher.read(hashes))
             elif self._student_alone:  # ``prepare`` has found those of the training text
                 problem = f"lacks {len(known) - known.sum()} sentences of the dev split, which validation by loss needs"
-                cure = "add them, and their vectors, or set `validation` to sts"
+                cure = "add them, and their vectors, or set `validation` to retrieval or sts"
                 raise UserError(problem, path=self._teacher.text, cure=cure)
         return planned
 

@@ -95,7 +95,7 @@ class TeacherVectors:
         places = find_sorted(self._hashes, hashes)
         if missing := np.count_nonzero(places < 0):
             problem = f"lacks {missing} of {len(hashes)} training sentences that need a vector"
-            raise UserError(problem, path=self.text, cure="add them, and their vectors, or drop pairs without words")
+            raise UserError(problem, path=self.text, cure="add them, and their vectors")
         return self._lines[places]
 
     def read(self, hashes: np.ndarray) -> np.ndarray:

@@ -89,6 +89,8 @@ def export_path(
     check_new_directory(directory)  # before work that may take long
     encoder = SentenceEncoder.load(path, device="cpu") if checkpoint is None else encoder_of(checkpoint)
     counts, before = None, _sizes(encoder)
+    if format == "static":
+        encoder.prompts, encoder.default_prompt_name = {}, None  # which a static encoder does not have
     if options.vocabulary_from:
         encoder, counts = trim_vocabulary(encoder, options.vocabulary_from, options.keep)
     if pooling is not None:

@@ -3,6 +3,7 @@ job of units that any engine does."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -38,6 +39,8 @@ _BLOCK = 1 << 13
 """Number of pairs that are scored at a time."""
 _BINS, _LEAST = 50, np.float32(-1e9)
 """Number of bins of a histogram, and the lowest score, because minus infinity cannot be written in all formats."""
+_FEWEST = 10
+"""Number of trusted pairs, and of wrong ones that are made of them, that are needed."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,9 @@ class ScoredPairs:
     ``written`` of all ``pairs`` that were read are in the output, those from the ``threshold`` on (None: all that no
     rule has left out). ``dropped`` counts the pairs that each rule left out. ``histogram`` has the ``edges`` of bins of
     scores, and how many pairs of the ``text``, and ``right`` and ``wrong`` trusted ones, are in each bin (in the outer
-    ones also those beyond). ``trusted`` has precision, recall and F1 of the threshold, in percent, on as many right
-    pairs as wrong ones, and what follows for a text whose wrong pairs are of that kind: how much of what the rules left
-    is right, and of what was written.
+    ones also those beyond). ``trusted`` has the numbers of these right and wrong pairs, precision, recall and F1 of the
+    threshold on them, in percent, and what follows for a text whose wrong pairs are of that kind: how much of what the
+    rules left is right, and of what was written. The latter are left out if the scores of the text contradict it.
     """
 
     path: str
@@ -97,6 +100,8 @@ def score_pairs(
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     check_format(output, RECORDS)
+    if options.margin == "absolute" and any(background):
+        raise UserError("`background` is for neighbours, of which the margin absolute has none", cure="leave it out")
     if trusted and (options.keep is not None or options.threshold is not None):
         raise UserError("the trusted pairs choose the threshold", cure="leave out `keep` and `threshold`, or `trusted`")
     if options.least_precision is not None and trusted is None:
@@ -195,12 +200,17 @@ class WriteScored(Stage):
         if trusted:
             scores = np.concatenate([block[:, 0] for _, block in self._scores.blocks(trusted=True)])
             right, wrong = (some[~np.isnan(some)] for some in np.split(scores, 2))
+            if min(len(right), len(wrong)) < _FEWEST:
+                problem = f"{len(right):,} trusted pairs and {len(wrong):,} wrong ones that are made of them"
+                cure = f"give more of them, so that there are {_FEWEST} of each (rules leave out pairs, too)"
+                raise UserError(problem, path=self._scores.x.read.aligned[1].paths[0], cure=cure)
             scores, is_right = np.concatenate((right, wrong)), np.arange(len(right) + len(wrong)) < len(right)
             try:
                 threshold, found = best_threshold(scores, is_right, len(right), options.least_precision)
             except UserError as error:
                 raise ChoiceError(error.problem, cure=error.cure) from None
             figures = {name: float(vars(found)[name]) for name in ("precision", "recall", "f1")}
+            figures |= {"right": len(right), "wrong": len(wrong)}
         elif options.keep is not None:
             count = min(left, max(1, round(options.keep * pairs)))
             threshold = of_text.threshold(count)
@@ -210,8 +220,8 @@ class WriteScored(Stage):
             written = write_pairs(folder / PAIRS_FILE, self._output, names, self._rows(least))
         if figures:
             fallout = int((wrong >= least).sum()) / max(1, len(wrong))
-            share, precision = estimated(written / left, figures["recall"] / 100, fallout)
-            figures |= {"estimated_right": 100 * share, "estimated_precision": 100 * precision}
+            if shares := estimated(written / left, figures["recall"] / 100, fallout, len(right)):
+                figures |= {"estimated_right": 100 * shares[0], "estimated_precision": 100 * shares[1]}
         made = {"pairs": pairs, "written": written, "threshold": threshold, "dropped": dropped, "trusted": figures}
         return {**made, "histogram": _histogram(of_text, {"right": right, "wrong": wrong})}
 
@@ -222,9 +232,13 @@ class WriteScored(Stage):
             yield from zip(*scores[kept].T.tolist(), *(some.take(start + kept) for some in texts), strict=True)
 
 
-def estimated(kept: float, recall: float, fallout: float) -> tuple[float, float]:
+def estimated(kept: float, recall: float, fallout: float, count: int) -> tuple[float, float] | None:
     """Return the share of a text that is right, and that of what is kept of it, given the shares that are ``kept`` of
-    the text, of right pairs and of wrong ones. What is kept is explained by no other shares than 0 to 1."""
+    the text, of right pairs and of wrong ones, of which there are ``count`` each. What is kept is explained by no other
+    shares than 0 to 1: by none if it exceeds that of right pairs by three standard errors."""
+    probable = (recall * count + 1) / (count + 2)
+    if kept > recall + 3 * math.sqrt(probable * (1 - probable) / count):
+        return None
     share = min(max((kept - fallout) / max(recall - fallout, 1e-9), 0.0), 1.0)
     return share, share * recall / max(share * recall + (1 - share) * fallout, 1e-9)
 

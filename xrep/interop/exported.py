@@ -27,7 +27,7 @@ from xrep.nn.pooling import Pooling
 from xrep.nn.static import STATIC_TABLE, StaticEncoder
 from xrep.nn.weights import SAFETENSORS, read_json, save_tensors
 from xrep.text.huggingface import JSON_FILE, save_as_huggingface
-from xrep.text.tokenizer import Tokenizer
+from xrep.text.tokenizer import SentencePieceTokenizer, Tokenizer
 
 
 def write_huggingface(
@@ -136,6 +136,8 @@ def _write_static(directory: Path, encoder: StaticEncoder, tokenizer: Tokenizer,
     longest = max_length - encoder.shape.leading - encoder.shape.trailing
     cut = {"direction": "Right", "max_length": longest, "strategy": "LongestFirst", "stride": 0}
     content = {**read_json(directory / JSON_FILE), "truncation": cut}
+    if isinstance(tokenizer, SentencePieceTokenizer):  # whose text has no special tokens, even if it has their names
+        content["added_tokens"] = []
     (directory / JSON_FILE).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     return "StaticEmbedding"
 

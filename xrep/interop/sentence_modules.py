@@ -62,9 +62,12 @@ class Prompts:
 
 def read_prompts(root: Path) -> Prompts:
     """Read the prompts of a directory of sentence-transformers; there are none if it has no such file. Raises UserError
-    if the file is damaged."""
+    if the file is damaged, or would have vectors cut."""
     path = root / PROMPTS
     options = read_json(path) if path.is_file() else {}
+    if width := options.get("truncate_dim"):
+        problem = f"sentence-transformers would cut its vectors to {width} numbers, and xrep would not"
+        raise UserError(problem, path=path, cure="set truncate_dim to null there, and cut the vectors yourself")
     texts, default = options.get("prompts") or {}, options.get("default_prompt_name")
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise UserError("prompts are not texts with names", path=path, cure="fetch the file again")
@@ -146,8 +149,11 @@ def _check_transformer(directory: Path) -> None:
     options = read_json(path) if path.is_file() else {}
     _check_options(
         "Transformer",
-        options | {"method_output_name": _entry(options, "modality_config", "text", "method_output_name")},
+        options
+        | {"method_output_name": _entry(options, "modality_config", "text", "method_output_name")}
+        | {"processing_kwargs": options.get("processing_kwargs") or None},
         path,
+        processing_kwargs=None,
         transformer_task="feature-extraction",
         module_output_name="token_embeddings",
         method_output_name="last_hidden_state",

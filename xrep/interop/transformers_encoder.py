@@ -210,7 +210,8 @@ class TransformersEncoder(Encoder):
     def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if layers != self.shape.layers:
             problem = f"its vectors are of layer {layers} of {self.shape.layers}, which transformers cannot express"
-            raise UserError(problem, cure="train it without `pooled_layer`, or with `pretrained_layers`")
+            cure = "leave out `layer`, or train it without `pooled_layer` or with `pretrained_layers`"
+            raise UserError(problem, cure=cure)
         split = {name: name.partition(".")[::2] for name in self.state_dict()}
         names = {name: rest if own == "model" else f"{self._places[own]}.{rest}" for name, (own, rest) in split.items()}
         tensors = {names[name]: tensor.float().clone() for name, tensor in self.state_dict().items()}

@@ -156,6 +156,11 @@ class DualEncoder(SentenceModel):
             self._architecture["towers"][name] = encoder.shape.as_dict()
             self.origins[f"encoders.{name}"] = replace(origin, details=f"{origin.details}; {note}")
 
+    @property
+    def new_embeddings(self) -> set[str]:
+        towers = self.config.pretrained() if self.config.vocabulary == "text" else {}
+        return {f"encoders.{tower}.token_embedding.weight" for tower in towers}
+
     def architecture(self) -> dict[str, Any]:
         return self._architecture
 

@@ -80,6 +80,11 @@ class Model(nn.Module, ABC):
         """Start the embeddings of a new model whose text has other subwords than the encoder that it starts from; see
         ``DualEncoder.Config.vocabulary``. ``tokenizers`` are those of the text."""
 
+    @property
+    def new_embeddings(self) -> set[str]:
+        """Names of the embeddings of a vocabulary that the encoders did not have when training began."""
+        return set()
+
     @abstractmethod
     def architecture(self) -> dict[str, Any]:
         """Return as plain data what is needed to build the model again; it is saved beside the weights."""
@@ -147,7 +152,10 @@ class TranslationModel(Model):
     kind = "translation model"
     example = "translation"
     use = "translate by xrep-generate --path {path}"
-    start = "train a translator from its encoder: xrep-train DATA --task translation --encoder {path}"
+    start = (
+        "train a translator from its encoder: xrep-train DATA --task translation "
+        "--criterion label_smoothed_cross_entropy --encoder {path}"
+    )
     opening = "import xrep; xrep.Translator.load({path})"
     pipeline = "translation"
     default_validation = "translation"

@@ -130,8 +130,8 @@ def take_vocabulary(encoder: Encoder, start: Start, tokenizer: Tokenizer) -> str
         UserError: Its embedding cannot be replaced, because the encoder is none of xrep's own transformers.
     """
     if not isinstance(encoder, TransformerEncoder):
-        problem, cure = f"encoders of type {encoder.shape.type}", "start from BERT, RoBERTa or XLM-R"
-        raise UserError(f"{problem} keep their vocabulary", path=start.path, cure=f"{cure}, or leave out `vocabulary`")
+        problem, cure = f"encoders of type {encoder.shape.type} keep their vocabulary", "set `vocabulary` to pretrained"
+        raise UserError(problem, path=start.path, cure=f"{cure}, or start from BERT, RoBERTa or XLM-R")
     words, rows = encoder.token_embedding.weight, rows_of_pieces(tokenizer, open_tokenizer(start.tokenizer))
     mean = words.mean(dim=0)
     table = torch.stack([words[places].mean(dim=0) if places else mean for places in rows])

@@ -51,7 +51,7 @@ class EncoderSizes:
         if layers is None:
             return self
         if not 1 <= layers <= self.layers:
-            cure = f"set `pretrained_layers` to 1 to {self.layers}"
+            cure = f"set `pretrained_layers` to a number up to {self.layers}"
             raise UserError(f"has {self.layers} layers, not {layers}", path=path, cure=cure)
         return replace(self, layers=layers)
 

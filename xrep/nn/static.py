@@ -86,5 +86,6 @@ def around(vocabulary: Vocabulary) -> dict[str, Any]:
 def _table(directory: Path) -> Tensor:
     weights = Weights(directory)
     if (table := weights.get(STATIC_TABLE)) is None or table.ndim != 2:
-        raise UserError(f"no table {STATIC_TABLE} of a static encoder", path=weights.path, cure=AGAIN)
+        cure = "save it by sentence-transformers' StaticEmbedding" if weights.get("embeddings") is not None else AGAIN
+        raise UserError(f"no table {STATIC_TABLE} of a static encoder", path=weights.path, cure=cure)
     return table

@@ -123,7 +123,8 @@ def read_huggingface(directory: Path) -> Tokenizer:
     ``tokenizer.json`` (transformers would lower-case).
 
     Raises:
-        UserError: If a file is damaged or missing, or transformers is needed and is not installed.
+        UserError: If a file is damaged or missing, long texts would be cut at the left, or transformers is needed and
+            is not installed.
     """
     directory = _find(directory)
     config = {name: value for name, value in read_config(directory / CONFIG_FILE).items() if value is not None}
@@ -135,6 +136,9 @@ def read_huggingface(directory: Path) -> Tokenizer:
     else:
         path, original = directory, _convert(directory)
     tokenizer = _from_json(original, path)
+    if config.get("truncation_side") == "left":
+        cure = "set truncation_side to right there"
+        raise UserError("cuts the beginning of long texts, and xrep the end", path=directory / CONFIG_FILE, cure=cure)
     if family in _WITH_OPTIONS:
         _apply_options(tokenizer, config)
     if read_config(directory / SENTENCE_FILE).get("do_lower_case") is True:

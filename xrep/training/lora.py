@@ -30,7 +30,8 @@ class LowRank(nn.Module):
 
     Attributes:
         targets: names of the adapted parameters.
-        others: names of the other parameters of the encoders that would train, which stay as they are.
+        others: names of the other parameters of the encoders that would train, which stay as they are. Embeddings of a
+            vocabulary that the encoder did not have train in whole.
 
     Raises:
         UserError: no linear layer of an encoder trains, or one is not larger than the rank.
@@ -41,7 +42,7 @@ class LowRank(nn.Module):
         inside = {name: p for name, p in model.named_parameters() if name.startswith(_ENCODERS) and name in trained}
         linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         self.targets = [name for name in inside if name in linear]
-        self.others = [name for name in inside if name not in linear]
+        self.others = [name for name in inside if name not in linear and name not in model.new_embeddings]
         self.rank, self.scale, self._weights = rank, alpha / rank, [inside[name] for name in self.targets]
         if not self.targets:
             raise UserError("`lora_rank`: no linear layer of an encoder trains", cure="set `lora_rank` to 0")
