@@ -83,6 +83,16 @@ def test_an_empty_line_is_no_pair(tmp_path):
     assert list(read_pairs(parse_bitext(f"de-en={file}"))) == [(1, "eins", "one"), (2, "", ""), (3, "zwei", "two")]
 
 
+@pytest.mark.parametrize(("scores", "columns"), [("1.640439\t0.871200", "3,4"), ("-0.100000", "2,3")])
+def test_scores_are_not_read_as_text(tmp_path, scores, columns):
+    file = write(tmp_path / "kept.tsv", f"{scores}\teins\tone\n" * 12)
+    with pytest.raises(UserError, match=rf"begin with numbers; name the columns of the text, {file}:{columns}$"):
+        list(read_pairs(parse_bitext(f"de-en={file}")))
+    assert next(read_pairs(parse_bitext(f"de-en={file}:{columns}"))) == (1, "eins", "one")
+    for rows in ("1.5\t2.5\n", "1\t1\t2019\tx\n", f"{scores}\teins\tone\n1.5 km\t1.5 km\tx\n"):
+        assert len(list(read_pairs(parse_bitext(f"de-fr={write(tmp_path / 'x.tsv', rows)}")))) == rows.count("\n")
+
+
 @pytest.mark.parametrize(("german", "english"), [(5, 9), (9, 5)])
 def test_both_line_counts_are_named(tmp_path, german, english):
     files = write(tmp_path / "x.de", "ja\n" * german), write(tmp_path / "x.en", "yes\n" * english)
