@@ -11,7 +11,7 @@ from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes
 from xrep.text.examples import orient, read_pairs, read_sentences
 from xrep.text.exclusion import load_exclusion
-from xrep.text.find import Bitext, TextFile, discover_bitext, find_text, parse_bitext
+from xrep.text.find import Bitext, TextFile, discover_bitext, discover_nli, find_text, parse_bitext
 from xrep.text.lines import read_lines
 
 ENGLISH = "They are at home.\nWhat do you want?\nThis is the book of my friend.\nShe will not come with us.\n"
@@ -136,6 +136,12 @@ def test_folders_without_pairs(tmp_path, files, problem):
         write(tmp_path / name, "x\n")
     with pytest.raises(UserError, match=problem):
         discover_bitext(tmp_path)
+
+
+@pytest.mark.parametrize("find", [discover_bitext, lambda path: discover_nli(path, "en")])
+def test_who_reads_data_sets_is_told(find):
+    with pytest.raises(UserError, match=r"hf:\./a:train: data sets are not read here; give its pairs to xrep-preproc"):
+        find("hf:./a:train")
 
 
 def test_files_of_one_language(tmp_path):
