@@ -230,11 +230,14 @@ def check_text(files: Sequence[str], lang: str | None, **options: Any) -> None:
 
 def aligned_text(spec: str) -> Any:
     """Return parallel text that will be read several times, after printing what ``orient`` says about its sides.
-    Raises UserError if it is a sample, or a pipe."""
+    Raises UserError if it is a sample, or a pipe, or names no language."""
     from xrep.text.examples import orient
     from xrep.text.find import parse_bitext
+    from xrep.text.languages import check_language
 
     bitext = parse_bitext(spec)
+    for language in bitext.languages:
+        check_language(language, spec)
     if bitext.sample is not None:
         raise UserError("pairs are not sampled here", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
     for path in bitext.paths:

@@ -118,6 +118,11 @@ def test_a_precision_that_no_threshold_has(score, tmp_path: Path, monkeypatch: p
     assert again.code == 0 and not (tmp_path / "scored.tsv.job").exists(), again.err
 
 
+def test_what_is_no_language_is_named_as_it_is_written(score: Callable[[str], Result]) -> None:
+    done = score("--bitext de-xx=text.tsv:1,2 --output out.tsv")
+    assert done.code == 2 and "error: `de-xx=text.tsv:1,2` 'xx' is no language code; give one such as" in done.err
+
+
 def test_what_is_estimated_agrees_with_itself() -> None:
     """A threshold that keeps more of the text than of right pairs says that all of the text is right."""
     assert estimated(kept=0.6, recall=0.9, fallout=0.1) == pytest.approx((0.625, 0.625 * 0.9 / 0.6))
