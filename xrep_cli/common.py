@@ -297,6 +297,13 @@ SHARE_DONE = "nothing is left to do here: another process of this job writes the
 """What a command says that shared its work with others, which complete it."""
 
 
+def say_share_done(options: Any) -> None:
+    """Say that nothing is left to do, and which files that were asked for beside the output are not written."""
+    lacking = [f"--{name}" for name in ("json", "plot") if getattr(options, name, None)]
+    said = [SHARE_DONE, *([f"{' and '.join(lacking)} will not be written by this one"] if lacking else [])]
+    print("; ".join(said), file=sys.stderr)
+
+
 def write_output(options: Any, write: Callable[[str], Any], said: Callable[[Any], str]) -> None:
     """Do a job that writes ``options.output``, tell of its result, and write that as ``options.json`` says.
 
@@ -314,7 +321,7 @@ def write_output(options: Any, write: Callable[[str], Any], said: Callable[[Any]
     else:
         done = write(output)
     if done is None:
-        print(SHARE_DONE, file=sys.stderr)
+        say_share_done(options)
         return
     path = output if streamed else done.path
     write_summary({**asdict(done), "path": path}, options.json)
