@@ -1,7 +1,7 @@
 """What commands refuse: a line of the table is a command and a part of the message that it must print.
 
 A refused command ends with exit code 2, prints a single line of error, and writes nothing. ``...`` stands for the
-options that make a working command line (``USUAL``); options behind it come later and so replace them.
+options that make a working command line (``USUAL``), without those that are also behind it.
 """
 
 import gzip
@@ -389,6 +389,7 @@ def test_refused(row: str, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> No
     usual = USUAL.get(name, "")
     if words and words[0] != "..." and name == "train":  # data other than the usual ones
         usual = usual.removeprefix("bin ")
+    usual = re.sub(r"(--\S+) \S+", lambda match: "" if match[1] in words else match[0], usual)
     given = shlex.split(" ".join(words).replace("...", usual))
     result = cli(name, *given)
     program = "xrep" if name == "xrep" else f"xrep-{name}"

@@ -129,6 +129,15 @@ class Parser(argparse.ArgumentParser):
         return [name for action in self._actions for name in action.option_strings]
 
 
+class Once(argparse.Action):
+    """Option that names files and takes one value, so that of two values the first would be dropped silently."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if getattr(namespace, self.dest) is not self.default:
+            raise UserError(f"{option_string} is given twice", cure="give it once")
+        setattr(namespace, self.dest, values)
+
+
 def command_parser(program: str, description: str) -> Parser:
     """Return a parser for a console script, which prints its help as ``HelpFormatter`` does and knows ``--version``."""
     parser = Parser(program, description=description, formatter_class=HelpFormatter)
@@ -150,6 +159,8 @@ def add_option(parser: argparse._ActionsContainer, spec: FieldSpec, how: Option)
         (item,) = typing.get_args(kind)
     elif how.nargs:
         settings |= {"nargs": how.nargs, "const": how.const}
+    if (how.reads or how.writes) and not (is_list or how.positional):
+        settings["action"] = Once
     if kind is bool:
         settings["action"] = "store_false" if off else "store_true"
     elif choices(kind):

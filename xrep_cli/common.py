@@ -230,11 +230,14 @@ def check_text(files: Sequence[str], lang: str | None, **options: Any) -> None:
 
 def aligned_text(spec: str) -> Any:
     """Return parallel text that will be read several times, after printing what ``orient`` says about its sides.
-    Raises UserError if it is a sample, or a pipe."""
+    Raises UserError if it is a sample, or a pipe, or names no language."""
     from xrep.text.examples import orient
     from xrep.text.find import parse_bitext
+    from xrep.text.languages import check_language
 
     bitext = parse_bitext(spec)
+    for language in bitext.languages:
+        check_language(language, spec)
     if bitext.sample is not None:
         raise UserError("pairs are not sampled here", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
     for path in bitext.paths:
@@ -294,6 +297,13 @@ SHARE_DONE = "nothing is left to do here: another process of this job writes the
 """What a command says that shared its work with others, which complete it."""
 
 
+def say_share_done(options: Any) -> None:
+    """Say that nothing is left to do, and which files that were asked for beside the output are not written."""
+    lacking = [f"--{name}" for name in ("json", "plot") if getattr(options, name, None)]
+    said = [SHARE_DONE, *([f"{' and '.join(lacking)} will not be written by this one"] if lacking else [])]
+    print("; ".join(said), file=sys.stderr)
+
+
 def write_output(options: Any, write: Callable[[str], Any], said: Callable[[Any], str]) -> None:
     """Do a job that writes ``options.output``, tell of its result, and write that as ``options.json`` says.
 
@@ -311,7 +321,7 @@ def write_output(options: Any, write: Callable[[str], Any], said: Callable[[Any]
     else:
         done = write(output)
     if done is None:
-        print(SHARE_DONE, file=sys.stderr)
+        say_share_done(options)
         return
     path = output if streamed else done.path
     write_summary({**asdict(done), "path": path}, options.json)

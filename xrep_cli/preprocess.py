@@ -111,7 +111,7 @@ def run(options: Options) -> None:
     except KeyboardInterrupt:
         raise Interrupted(f"nothing is written to {options.destdir}; the same command begins again") from None
     if report is None:
-        print(common.SHARE_DONE, file=sys.stderr)
+        common.say_share_done(options)
         return
     log(f"\n{cleaning_table(report.cleaning)}\n")
     log(_summary(report))

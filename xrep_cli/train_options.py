@@ -103,10 +103,10 @@ def parse(argv: Sequence[str]) -> CommandLine:
     if files.plugins:
         command["plugins"] = plugins
     line = CommandLine(layers, fields, [], print_config)
-    if unknown := [word for word in others if re.match(r"-.|[A-Za-z_][\w.]*=", word) and not os.path.exists(word)]:
+    if unknown := [word for word in others if re.match(r"-.|[A-Za-z_][\w.]*=", word) and not _is_data(word)]:
         if all(section.options for _, run in stages for section in sections_of(run)):  # otherwise that is reported
             line.problems += [_unknown(word.partition("=")[0], fields, parser.options()) for word in unknown]
-        others = [word for word in others if word not in unknown and os.path.exists(word)][:1]  # others are values
+        others = [word for word in others if word not in unknown and _is_data(word)][:1]  # others are values
     line.problems += _read_data(others, [spec.key for spec in fields if spec.name == "data"], command)
     if not layers and command.get("task.name") == "bitext" and not command.get("task.data"):
         line.layers.append((DEMO_RECIPE, read_recipe(RECIPES / f"{DEMO_RECIPE}.yaml")))
@@ -213,6 +213,11 @@ def _unknown(name: str, fields: Sequence[FieldSpec], known: list[str]) -> str:
         return f"{name} is an option of several parts; write {' or '.join(same)}"
     cure = f"write {same[0]}" if same else nearest(name, known) or "--help lists the options of the chosen parts"
     return f"unknown option {name}; {cure}"
+
+
+def _is_data(word: str) -> bool:
+    """Return whether a word is the name of a file or folder, or ``de=FILE,en=FILE`` with one that is there."""
+    return any(map(os.path.exists, (word, re.sub(r"[A-Za-z]{2,3}=([^,]*).*", r"\1", word))))
 
 
 def _read_data(words: Sequence[str], keys: Sequence[str], command: Layer) -> list[str]:

@@ -165,8 +165,8 @@ def test_without_trusted_pairs_the_scores_leave_out_what_is_probably_noise(share
     assert said["judged"].keys() == {"precision", "recall", "translated"}
     all_pairs = json.loads(mine("--output all.tsv", *given, "--threshold", "-100").out)
     assert all_pairs["pairs"] == 200 and all_pairs["judged"]["precision"] < said["judged"]["precision"]
-    write_lines(tmp_path / "few.txt", (tmp_path / "de.txt").read_text(encoding="utf-8").splitlines()[-20:])
-    few = json.loads(mine("--output few.tsv", *given, "--source", "few.txt").out)
+    write_lines(tmp_path / "de.txt", (tmp_path / "de.txt").read_text(encoding="utf-8").splitlines()[-20:])
+    few = json.loads(mine("--output few.tsv", *given).out)
     assert (few["pairs"], few["threshold"], few["judged"]) == (20, None, None)
 
 
@@ -212,12 +212,13 @@ def test_what_is_unfinished_is_not_mixed_with_something_else(shared_encoder: Pat
     before, job = contents(tmp_path / "mined.tsv.job"), f"{tmp_path}/mined.tsv.job"
     for changed, names in (
         (["--path", other], "encoder"),
-        ([*path, "--target", "other.txt"], "target"),
+        (path, "target"),
         ([*path, "--source-lang", "de"], "source"),
         ([*path, "--margin", "distance"], "margin"),
         ([*path, "--index", "ivf"], "index, stages"),
     ):
-        said = mine(f"{TEXTS} mined.tsv", *changed)
+        texts = TEXTS.replace("en.txt", "other.txt") if names == "target" else TEXTS
+        said = mine(f"{texts} mined.tsv", *changed)
         error = f"an unfinished command is there, which differs in {names}; remove it to begin anew, or write elsewhere"
         assert (said.code, said.err) == (2, f"xrep-mine: error: {job}: {error}\n")
         assert contents(tmp_path / "mined.tsv.job") == before

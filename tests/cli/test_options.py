@@ -111,6 +111,14 @@ def test_flags_and_lists():
     assert values("./x=1/", *CHOSEN)["task.data"] == "./x=1/"
 
 
+def test_text_of_languages_is_data(tmp_path):
+    text, chosen = f"de={tmp_path}/a.de,en={tmp_path}/b.en", ["--task", "monolingual", "--criterion", "mlm"]
+    assert problems(text, *chosen)[0] == "unknown option de; --help lists the options of the chosen parts"
+    (tmp_path / "a.de").touch()
+    assert values(text, *chosen)["task.data"] == text
+    assert problems(text, *chosen, "lr=3") == ["unknown option lr; write optimizer.lr=..."]
+
+
 def test_what_is_wrong_is_listed():
     given = "data/ --queue-sise 5 --mommentum=1 lr=3 model.layer=2 optimiser.lr=3 --seed=x".split()
     assert problems(*CHOSEN, *given) == [

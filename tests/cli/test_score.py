@@ -121,6 +121,11 @@ def test_a_precision_that_no_threshold_has(score, tmp_path: Path, monkeypatch: p
     assert again.code == 0 and not (tmp_path / "scored.tsv.job").exists(), again.err
 
 
+def test_what_is_no_language_is_named_as_it_is_written(score: Callable[[str], Result]) -> None:
+    done = score("--bitext de-xx=text.tsv:1,2 --output out.tsv")
+    assert done.code == 2 and "error: `de-xx=text.tsv:1,2` 'xx' is no language code; give one such as" in done.err
+
+
 def test_what_is_estimated_agrees_with_itself() -> None:
     """A threshold that keeps more of the text than of right pairs says that all of the text is right; or nothing, if
     the difference is not by chance."""
@@ -166,6 +171,8 @@ def test_processes_share_the_work_and_one_goes_on_after_a_kill(score, shared_enc
     given = ["--path", shared_encoder, "--device", "cpu", *GIVEN.split(), "--trusted", "de-en=trusted.tsv:1,2"]
     assert run_on_ranks(3, "xrep_cli.score", *given, environment=environment()).returncode == 0
     shared = (tmp_path / "scored.tsv").read_bytes()
+    again = run_on_ranks(2, "xrep_cli.score", *given, "--json", "x.json", environment=environment())
+    assert "or has written it; --json will not be written by this one\n" in again.stderr
     for name in ("scored.tsv", "scored.tsv.job/finished.json", "scored.tsv.job/lock"):
         (tmp_path / name).unlink()
     program = Program("xrep_cli.score", given, environment())

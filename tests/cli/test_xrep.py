@@ -162,6 +162,14 @@ def test_a_value_that_begins_with_a_dash(cli: Commands) -> None:
     assert "-lines.de: no such file" in cli("encode", "--path", "enc", "--input=-lines.de", "--output", "v.npy").err
 
 
+def test_files_are_named_once(cli: Commands) -> None:
+    twice = ("--bitext", "de-en=m.tsv", "--bitext", "de-en=t.tsv")
+    done = cli("score", "--path", "enc", *twice, "--output", "kept.tsv")
+    assert (done.code, done.err) == (2, "xrep-score: error: --bitext is given twice; give it once\n")
+    assert "m.tsv: no such file" in cli("preprocess", *twice, "--destdir", "bin").err
+    assert "--json is given twice" in cli("eval", "tatoeba", "--path", "enc", "--json", "--json", "a.json").err
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -174,6 +174,8 @@ def test_sets_are_read_as_published(tmp_path: Path) -> None:
     assert others == [("deu_Latn", ("de", "zh"))]
     assert codes(ntrex) == codes(ntrex.parent) == [("deu", ("de", "en")), ("zho-CN", ("zh", "en"))]
     assert codes(ntrex, langs="en") == [("eng-GB", ("en", "en"))]
+    with pytest.raises(UserError, match="NTREX: `split` dev chooses nothing here; leave it out"):
+        codes(ntrex.parent, split="dev")
     both = measured(XSim, ENCODER, data=str(ntrex)).values["tables"]
     for side, name in enumerate(("de", "en")):
         write(tmp_path / f"own.{name}", [pair[side] for pair in PAIRS])
@@ -202,6 +204,9 @@ def test_forms_of_what_is_left_out_are_left_out(tmp_path: Path) -> None:
     ({"neighbours": 61}, "61 neighbours, but there are 60 sentences"),
     ({"data": "absent"}, "absent: no such folder"),
     ({"data": "de-en=absent.tsv"}, "absent.tsv: no such file"),
+    ({"data": "de-en=own.tsv", "langs": "de"}, "de-en=own.tsv: `langs` de chooses nothing here; leave it out"),
+    ({"data": "de-en=own.tsv", "target": "de"}, "`target` de chooses nothing"),
+    ({"data": "de-en=own.tsv", "split": "dev"}, "`split` dev chooses nothing"),
     ({"broken": "{"}, r"eng_Latn_errtype.devtest.json: not JSON"),
     ({"broken": '{"a": 1}'}, "errtype.devtest.json: not {SENTENCE"),
     ({"broken": '{"a": {"errtype": "number", "src": "b"}}'}, "changes no sentence of .*eng_Latn.devtest; take"),

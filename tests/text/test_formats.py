@@ -192,6 +192,9 @@ def test_fields_are_named_or_found(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(b'{"src": "x", "trg": "y"}\n')
     assert list(read_pairs(parse_bitext(f"en-de={tmp_path}/p.jsonl:src,trg"))) == [(1, "y", "x")]
     assert text("null.jsonl", b'{"deu": "a"}\n{"deu": null}\n{"text": null}\n', "de") == ["a", "", ""]
+    (tmp_path / "p.jsonl").write_bytes(b'{"translation": {"de": "x", "en": "y"}}\n{"translation": null}\n')
+    for fields in ("", ":translation.de,translation.en"):
+        assert list(read_pairs(parse_bitext(f"de-en={tmp_path}/p.jsonl{fields}"))) == [(1, "x", "y"), (2, "", "")]
     assert text("long.csv", b"text\n" + b"a b " * 50_000) == ["a b " * 50_000]
     assert text("half.jsonl", b'{"text": "a \\ud800 b \\ud83d\\ude00"}\n') == ["a ? b \U0001f600"]
     (tmp_path / "in.zip").write_bytes(zipped({"x.txt": b"a\n", "y.txt": b"b\n"}))
@@ -212,8 +215,9 @@ def test_inline_markup_of_memories(tmp_path: Path) -> None:
     broken = [("rot<x id='1' ctype='lb'/>blau", "red<x id='1' ctype='x-a'/>dish<ph type='lb'/>blue")]
     assert [row[1:] for row in read("b.xlf", xliff(XLIFF1, broken, str))] == [("rot blau", "reddish blue")]
     untranslated = "<tu><tuv xml:lang='de'><seg>nur deutsch</seg></tuv></tu>"
-    found = read("b.tmx", TMX.format(encoding="utf-8", units=untranslated).encode())
-    assert [row[1:] for row in found] == [("nur deutsch", "")]
+    units = untranslated + untranslated.replace("</tu>", "<tuv xml:lang='en'><seg>x</seg></tuv></tu>")
+    found = read("b.tmx", TMX.format(encoding="utf-8", units=units).encode())
+    assert [row[1:] for row in found] == [("nur deutsch", ""), ("nur deutsch", "x")]
 
 
 @pytest.mark.parametrize("ending", MEMORIES)
@@ -281,3 +285,6 @@ def test_a_memory_without_the_language_is_refused(tmp_path: Path) -> None:
     assert len(list(read_text(tmp_path / "a.tmx", "en"))) == len(PAIRS)
     with pytest.raises(UserError, match="a.tmx: no text 'fr' in it; there are .*name another language, or the field"):
         list(read_text(tmp_path / "a.tmx", "fr"))
+    for languages in ("fr-en", "de-fr"):
+        with pytest.raises(UserError, match="a.tmx: no text 'fr' in it; there are .*name another language"):
+            list(read_pairs(parse_bitext(f"{languages}={tmp_path}/a.tmx")))

@@ -82,10 +82,17 @@ def test_splits_and_configurations(tmp_path: Path) -> None:
     assert texts("/first:train") == english[3:4] and states != states_of([f"hf:{tmp_path}/first:train"])
 
 
+def test_words_of_csv_that_mean_nothing_elsewhere_are_text(tmp_path: Path) -> None:
+    words = ["NA", "null", "None", "nan", "", "x"]
+    datasets.Dataset.from_dict({"de": words, "en": [*"abcdef"], "n": [1, None, 3, 4, 5, 6]}).to_csv(tmp_path / "a.csv")
+    assert [text for _, text in read_text(f"hf:{tmp_path}:train:de")] == words
+
+
 @pytest.mark.parametrize(("spec", "problem"), [
     ("absent:train:de,en", "absent: no such folder; check the name"),
     ("folder:valid:de,en", r"folder:valid: datasets cannot read it \(Bad split: valid. Available splits: "),
     ("saved:valid:de,en", "saved: it has the split train, not valid; name hf:.*/saved:train"),
+    ("unnamed:valid:de,en", "unnamed: it has the split train, not valid; name hf:.*/unnamed:train"),
     ("folder:train:de,fr", r"folder:train:1: no text 'fr' in it; there are de, en; name the fields"),
     ("folder:train:de", "not the name of a data set; write hf:NAME:SPLIT"),
     ("folder", "not the name of a data set; write hf:NAME:SPLIT"),
@@ -100,6 +107,7 @@ def test_mistakes_are_one_line(tmp_path: Path, spec: str, problem: str) -> None:
         (tmp_path / name).mkdir()
     FLAT.to_parquet(tmp_path / "folder" / "train.parquet")
     datasets.Dataset.from_dict(FLAT.to_dict(), split="train[:10%]").save_to_disk(tmp_path / "saved")
+    FLAT.save_to_disk(tmp_path / "unnamed")
     (tmp_path / "damaged" / "train.parquet").write_bytes(b"damaged")
     (tmp_path / "program" / "program.py").write_text("raise SystemExit('executed')")
     (tmp_path / "configs" / "README.md").write_text(CONFIGS)

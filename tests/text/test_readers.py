@@ -11,7 +11,7 @@ from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes
 from xrep.text.examples import orient, read_pairs, read_sentences
 from xrep.text.exclusion import load_exclusion
-from xrep.text.find import Bitext, TextFile, discover_bitext, find_text, parse_bitext
+from xrep.text.find import Bitext, TextFile, discover_bitext, discover_nli, find_text, parse_bitext
 from xrep.text.lines import read_lines
 
 ENGLISH = "They are at home.\nWhat do you want?\nThis is the book of my friend.\nShe will not come with us.\n"
@@ -83,6 +83,16 @@ def test_an_empty_line_is_no_pair(tmp_path):
     assert list(read_pairs(parse_bitext(f"de-en={file}"))) == [(1, "eins", "one"), (2, "", ""), (3, "zwei", "two")]
 
 
+@pytest.mark.parametrize(("scores", "columns"), [("1.640439\t0.871200", "3,4"), ("-0.100000", "2,3")])
+def test_scores_are_not_read_as_text(tmp_path, scores, columns):
+    file = write(tmp_path / "kept.tsv", f"{scores}\teins\tone\n" * 12)
+    with pytest.raises(UserError, match=rf"begin with numbers; name the columns of the text, {file}:{columns}$"):
+        list(read_pairs(parse_bitext(f"de-en={file}")))
+    assert next(read_pairs(parse_bitext(f"de-en={file}:{columns}"))) == (1, "eins", "one")
+    for rows in ("1.5\t2.5\n", "1\t1\t2019\tx\n", f"{scores}\teins\tone\n1.5 km\t1.5 km\tx\n"):
+        assert len(list(read_pairs(parse_bitext(f"de-fr={write(tmp_path / 'x.tsv', rows)}")))) == rows.count("\n")
+
+
 @pytest.mark.parametrize(("german", "english"), [(5, 9), (9, 5)])
 def test_both_line_counts_are_named(tmp_path, german, english):
     files = write(tmp_path / "x.de", "ja\n" * german), write(tmp_path / "x.en", "yes\n" * english)
@@ -126,6 +136,12 @@ def test_folders_without_pairs(tmp_path, files, problem):
         write(tmp_path / name, "x\n")
     with pytest.raises(UserError, match=problem):
         discover_bitext(tmp_path)
+
+
+@pytest.mark.parametrize("find", [discover_bitext, lambda path: discover_nli(path, "en")])
+def test_who_reads_data_sets_is_told(find):
+    with pytest.raises(UserError, match=r"hf:\./a:train: data sets are not read here; give its pairs to xrep-preproc"):
+        find("hf:./a:train")
 
 
 def test_files_of_one_language(tmp_path):

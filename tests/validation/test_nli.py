@@ -136,3 +136,5 @@ def test_each_part_is_measured_by_its_own_criterion(make) -> None:
         make_validator(tasks["nli"])(model, criterion.parts["contrast"])
     with pytest.raises(UserError, match="there is no dev split of task nli to validate on; give it a file such as"):
         make_validator(SimpleNamespace(parts={"bitext": BITEXT, "undivided": tasks["undivided"]}))
+    with pytest.raises(UserError, match="no task has labelled pairs; choose the `validation` loss or sts"):
+        make_validator(SimpleNamespace(parts={"bitext": BITEXT}))

@@ -75,11 +75,19 @@ class XSim(TableEvaluation):
 
     def read(self) -> list[Examples]:
         self.changed, self.kinds = list[str](), dict[str, tuple[str, str]]()
-        tables = [_read_pairs(self.config.data)] if "=" in self.config.data else self._read_folder()
+        if is_named := "=" in self.config.data:
+            self._refuse("langs", "target", "split")
+        tables = [_read_pairs(self.config.data)] if is_named else self._read_folder()
         self.least = 1 if self.config.margin == "absolute" else self.config.neighbours
         check_neighbours(self.least, *map(len, tables))
         # The changed sentences are in a table, too, so that --list-sentences writes them.
         return tables + [Examples("changed", tables[0].languages, ([], self.changed))] if self.changed else tables
+
+    def _refuse(self, *options: str) -> None:
+        """Raise a UserError if an option is given that the data has no choice for."""
+        for name in options:
+            if (value := getattr(self.config, name)) != getattr(XSim.Config, name):
+                raise UserError(f"`{name}` {value} chooses nothing here", path=self.config.data, cure="leave it out")
 
     def _read_folder(self) -> list[Examples]:
         split, pattern = self.config.split, _FILES.format(split=self.config.split)
@@ -88,6 +96,8 @@ class XSim(TableEvaluation):
             problem = f"data sets in {' and '.join(map(str, found))}" if found else f"no {split} files in it"
             raise UserError(problem, path=self.config.data, cure=_LAYOUTS)
         ((folder, names),) = found.items()
+        if names[0].startswith("newstest"):
+            self._refuse("split")
         matches = ((re.fullmatch(pattern, name), folder / name) for name in names)
         files = {match[1] or match[2]: file for match, file in matches if match}
         target = min(_codes(self.config.target, "target", files), key=len)  # eng, not eng-GB

@@ -14,6 +14,7 @@ Sentences with a label are read from these files, each also compressed:
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from xrep.text.records import (
     plain_name,
     read_field,
     read_records,
+    refuse_absent,
     split_field,
 )
 from xrep.text.tmx import xml_events
@@ -46,6 +48,8 @@ UNNAMED = {2: ["label", "text"], 3: ["sentence1", "sentence2", "label"]}
 """The columns of a table without a header, by their number."""
 MAXIMUM_STARS = 3
 """Reviews with more stars are positive (CMLM, section 4.5.2)."""
+_SCORES = re.compile(r"((?:-?\d+\.\d+\t)*)[^\t]*\t")
+"""What xrep-score and xrep-mine write before the text of a line, and the source."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,8 @@ def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
     line without a tab that ``is_too_long`` is both sides, so that the caller drops it.
 
     Raises:
-        UserError: As ``read_text``, and if a TSV row has too few columns or two files have unequal line counts.
+        UserError: As ``read_text``, also at the end of a memory that lacks a language, and if a TSV row has too few
+            columns, its lines begin with numbers and the user named no columns, or two files have unequal line counts.
     """
     if bitext.paths[0].endswith(".zip"):
         bitext = orient(bitext)[0]
@@ -163,11 +168,21 @@ def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
             yield number, source, target
     elif columns is None:
         first, second = bitext.fields or bitext.languages
+        record, found = Record(), set[str]()
         for number, record in read_records(path):
-            yield number, field_of(record, first, path, number), field_of(record, second, path, number)
+            texts = field_of(record, first, path, number), field_of(record, second, path, number)
+            found.update(name for name, text in zip((first, second), texts, strict=True) if text)
+            yield number, *texts
+        for name in (name for name in (first, second) if name not in found):
+            refuse_absent(name, record, path)
     else:
-        width = max(columns) + 1
-        for number, line in read_lines(path):
+        width, lines = max(columns) + 1, read_lines(path)
+        head = list(itertools.islice(lines, 10))
+        scores = min(match[1].count("\t") if (match := _SCORES.match(line)) else 0 for _, line in head)
+        if scores and not bitext.columns_given:
+            cure = f"name the columns of the text, {path}:{scores + 1},{scores + 2}"
+            raise UserError("its lines begin with numbers", path=path, cure=cure)
+        for number, line in itertools.chain(head, lines):
             row, text = line.split("\t"), line.strip()
             if len(row) >= width:
                 yield number, row[columns[0]], row[columns[1]]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from xrep.errors import UserError
+from xrep.text.hf_datasets import is_dataset
 from xrep.text.languages import canonical, is_known
 from xrep.text.records import READERS, ending_of, has_records, plain_name
 
@@ -186,6 +187,7 @@ def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
         UserError: If there is no training text (the message names the layouts), or a side is missing or there twice.
     """
     directory = Path(directory)
+    _refuse_dataset(directory)
     if not directory.is_dir():
         raise UserError("no such folder", path=directory, cure="check the name")
     splits: dict[str, list[Bitext]] = {split: [] for split in ("train", "valid", "test")}
@@ -365,9 +367,16 @@ def _nli_files(candidates: list[Path], language: str, splits: tuple[Split, ...])
     return [file for file in files if file.split in splits]
 
 
+def _refuse_dataset(path: Path) -> None:
+    if is_dataset(path):
+        cure = "give its pairs to xrep-preprocess, or save it as .jsonl"
+        raise UserError("data sets are not read here", path=path, cure=cure)
+
+
 def _files_in(path: Path, depth: int = 0) -> list[Path]:
     """Return the files in a folder, and those in ``depth`` levels of folders below it, sorted; or the file itself.
     Raises UserError if there is neither."""
+    _refuse_dataset(path)
     if path.is_file():
         return [path]
     if not path.is_dir():

@@ -46,6 +46,7 @@ def read_dataset(named: str, read_parquet: Callable[[str], Numbered]) -> Numbere
             builder = datasets.load_dataset_builder("arrow", data_files={split: saved})
         else:
             builder = datasets.load_dataset_builder(name, config)
+        builder.config.keep_default_na, builder.config.na_values = False, [""]  # of CSV, where NA and null are text
         files = (builder.config.data_files or {}).get(split)
         if files and "Parquet" in [kind.__name__ for kind in type(builder).__mro__]:
             rows = (row for file in files for _, row in read_parquet(file))
@@ -101,11 +102,11 @@ def _parse(named: str) -> tuple[str, str | None, str, int, int | None]:
 
 def _saved_files(folder: Path, split: str) -> list[str] | None:
     """Return the files of a split that ``save_to_disk`` wrote, or None if the folder is not of that kind. Raises
-    UserError if the folder is of another split alone."""
+    UserError if the folder is of another split alone; without a name it is train, as ``datasets`` names it."""
     for place in (folder / split, folder):
         if (file := place / "state.json").is_file():
             state = json.loads(file.read_bytes())
-            own = str(state.get("_split") or split).partition("[")[0]  # datasets also writes train[:10%]
+            own = str(state.get("_split") or "train").partition("[")[0]  # datasets also writes train[:10%]
             if place == folder and own != split:
                 raise UserError(f"it has the split {own}, not {split}", path=folder, cure=f"name hf:{folder}:{own}")
             return [str(place / file["filename"]) for file in state["_data_files"]]

@@ -162,7 +162,7 @@ READERS: dict[str, Callable[[str | Path], Iterator[tuple[int, Record]]]] = {
 
 def field_of(record: Record, wanted: str, path: str | Path, number: int) -> str:
     """Return the text of a field of a record, by its name (``translation.de``: the field of an inner record) or the
-    code of its language; an empty one of a null, or of a memory that lacks the translation.
+    code of its language; an empty one of a null, also of the inner record, or of a memory that lacks the translation.
 
     Raises:
         UserError: The record has no such field.
@@ -176,7 +176,7 @@ def field_of(record: Record, wanted: str, path: str | Path, number: int) -> str:
     for name, text in record.items():
         if isinstance(text, str | None) and code in (_code(name), _code(name).partition("-")[0]):
             return text or ""
-    if READERS[ending_of(path)] is read_memory:
+    if READERS[ending_of(path)] is read_memory or None in (record.get(outer, ""), record.get("translation", "")):
         return ""
     problem = f"no text {wanted!r} in it; there are {abbreviated(', '.join(texts_of(record))) or 'none'}"
     raise UserError(problem, path=path, line=number, cure="name the fields: FILE:FIELD, or for pairs FILE:FIELD,FIELD")
@@ -208,11 +208,17 @@ def read_field(path: str | Path, field: str | None, lang: str | None) -> Iterato
         text = field_of(record, chosen, path, number)
         is_there |= bool(text)
         yield number, text
-    if number and not is_there and READERS[ending_of(path)] is read_memory:
-        problem = f"no text {chosen!r} in it; there are {abbreviated(', '.join(record)) or 'none'}"
-        raise UserError(problem, path=path, cure="name another language, or the field: FILE:FIELD")
+    if number and not is_there:
+        refuse_absent(chosen, record, path)
     if not number:
         raise UserError("no records in it", path=path, cure="give a file with text")
+
+
+def refuse_absent(name: str | None, record: Record, path: str | Path) -> None:
+    """Raise a UserError if a file in which no text of this name was found is a memory; ``record`` is its last unit."""
+    if READERS[ending_of(path)] is read_memory:
+        problem = f"no text {name!r} in it; there are {abbreviated(', '.join(record)) or 'none'}"
+        raise UserError(problem, path=path, cure="name another language, or the field: FILE:FIELD")
 
 
 def split_field(path: str | Path) -> tuple[str | Path, str | None]:

@@ -29,7 +29,7 @@ class NliValidator(Validator):
     checkpoint is chosen by them.
 
     Raises:
-        UserError: None of the tasks is ``nli`` with a dev split.
+        UserError: None of the tasks has such examples, or none has a dev split.
     """
 
     needs = SentenceModel
@@ -38,6 +38,8 @@ class NliValidator(Validator):
     def __init__(self, config: Any, task: Task) -> None:
         kinds = (ExampleKind.LABELLED_PAIRS, ExampleKind.TRIPLETS)
         self.tasks = {part: each for part, each in task.parts.items() if each.gives in kinds and each.has_validation}
+        if not any(each.gives in kinds for each in task.parts.values()):
+            raise UserError("no task has labelled pairs", cure="choose the `validation` loss or sts")
         if not self.tasks:
             cure = "give it a file such as snli_1.0_dev.jsonl, or choose another `validation`"
             raise UserError("there is no dev split of task nli to validate on", cure=cure)
