@@ -178,7 +178,7 @@ def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
     else:
         width, lines = max(columns) + 1, read_lines(path)
         head = list(itertools.islice(lines, 10))
-        scores = min(match[1].count("\t") if (match := _SCORES.match(line)) else 0 for _, line in head)
+        scores = min((match[1].count("\t") if (match := _SCORES.match(line)) else 0 for _, line in head), default=0)
         if scores and not bitext.columns_given:
             cure = f"name the columns of the text, {path}:{scores + 1},{scores + 2}"
             raise UserError("its lines begin with numbers", path=path, cure=cure)
