@@ -39,8 +39,9 @@ class TrainerOptions:
     'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
     lora_rank: Annotated[int, "[0, 2147483647]"] = 0
     """Rank of low-rank adaptation (LoRA), such as 8, for pretrained encoders: their linear layers change by the
-    products of two matrices of this rank. Of the encoders, these alone are trained. The saved model has the changed
-    weights. Learning rates are some ten times those of training all weights. 0: train all weights."""
+    products of two matrices of this rank. Of the encoders, these alone are trained, and the embeddings of a new
+    vocabulary. The saved model has the changed weights. Learning rates are some ten times those of training all
+    weights. 0: train all weights."""
     lora_alpha: Annotated[float, "(0, 1e9]"] = 16.0
     """Factor of the changes of LoRA, which are multiplied by lora_alpha / lora_rank."""
     precision: TrainingPrecision = "auto"
