@@ -78,7 +78,7 @@ class TeacherVectors:
         used = np.zeros(len(self._vectors), dtype=bool)
         for hashes in needed:
             used[self.rows(hashes)] = True
-        if self._vectors.manifest:  # what xrep-encode writes has been checked
+        if self._vectors.manifest or self._shares:  # what xrep has encoded has been checked
             return
         for start in range(0, len(used), _SCANNED):
             own = used[start : start + _SCANNED]
