@@ -163,7 +163,7 @@ def check_size(
     if isinstance(order, GroupedOrder):
         order, unit = max(order.groups, key=lambda group: group.epoch_size), f"{unit} of the largest group"
     if not _fills(order, size, world_size):
-        batch, option = (size, "`batch_size`")
+        batch, option = str(size), "`batch_size`"
         if isinstance(size, TokenBudget):
             batch, option = f"{size.max_tokens} tokens", "`max_tokens`"
         each = f" on each of {world_size} ranks" if world_size > 1 else ""
