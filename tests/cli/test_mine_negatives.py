@@ -113,7 +113,7 @@ def test_random_samples(path: Path, negatives: Negatives, cli: Commands) -> None
 
 
 def test_a_single_pair_has_no_negatives(negatives: Negatives, cli: Commands) -> None:
-    write_lines(cli.folder / "one.tsv", ["das Haus\tthe house"] * 3)
-    done = negatives("--bitext de-en=one.tsv:1,2")
+    write_lines(cli.folder / "train.tsv", ["das Haus\tthe house"] * 3)
+    done = negatives()
     assert (done.code, done.wrote) == (2, set())
     assert "no negative is left (1 by translation); add --candidates, or choose weaker margins" in done.err
