@@ -43,6 +43,7 @@ CHECKPOINTS = f"encoder towers translator {CLASSIFIERS}"
 INT8 = "export the original, or to xrep"
 OTHER_TASK = {"label": "measure it by xrep-eval xnli, pawsx or amazon", "tags": "measure it by xrep-eval pos or ner"}
 TRAIN = "xrep-train DATA --task {task} --encoder {m}"
+TRANSLATOR = "xrep-train DATA --task translation --criterion label_smoothed_cross_entropy --encoder {m}"
 TRAINED = "use the checkpoint that it was made from"
 
 TABLE: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -60,7 +61,7 @@ TABLE: dict[str, tuple[str, str, dict[str, str]]] = {
     "sts": ("eval sts --path {m} --data sts", f"{ENCODERS} vectors", {}),
     "all": ("eval all --path {m} --data {tatoeba}", f"{ENCODERS} vectors", {}),
     "translation": ("eval translation --path {m} --data {{lang}}.txt --langs de --target-lang en",
-                    "translator int8_translator", {"tagger": TRAIN.format(task="translation", m="{m}")}),
+                    "translator int8_translator", {"tagger": TRANSLATOR}),
     "amazon": ("eval amazon --path {m} --data {labels}", "classifier huggingface_classifier",
                {"tagger": OTHER_TASK["tags"], "answerer": "measure it by xrep-eval qa"}),
     "pos": ("eval pos --path {m} --data {tags}", "tagger", {
@@ -70,7 +71,7 @@ TABLE: dict[str, tuple[str, str, dict[str, str]]] = {
         "classifier": OTHER_TASK["label"], "huggingface_classifier": OTHER_TASK["label"],
         "tagger": OTHER_TASK["tags"]}),
     "generate": ("generate --path {m} --input de.txt", "translator int8_translator",
-                 {"huggingface": TRAIN.format(task="translation", m="{m}")}),
+                 {"huggingface": TRANSLATOR}),
     "predict": ("predict --path {m} --input pairs.tsv", f"{CLASSIFIERS} huggingface_classifier",
                 {"encoder": TRAIN.format(task="classification", m="{m}")}),
     "export": ("export --path {m} --output made", ENCODERS.replace(" int8", ""), {

@@ -85,7 +85,7 @@ def test_validation_by_the_loss_names_the_dev_sentences_without_vectors(text, ma
     pairs = sentence_pairs(5)
     given = write_teacher(tmp_path, [english for _, english in pairs[:3]])
     _, criterion = make(text, towers="shared", source_side="target", **given)
-    with pytest.raises(UserError, match=r"teacher\.txt: lacks 2 sentences of the dev split.*set `validation` to sts"):
+    with pytest.raises(UserError, match=r"teacher\.txt: lacks 2 sentences of the dev split.*to retrieval or sts"):
         plan(criterion, make_batch(pairs))
 
 

@@ -200,7 +200,7 @@ def test_starts_from_the_encoder_of_a_run(tmp_path: Path) -> None:
         assert torch.equal(tensor, saved[f"encoders.shared.{name}"])
     assert model.decoder.shape.hidden_size == 32 and len(model.encoder.layers) == 1
     assert model.origins["encoder"].path == path / "shared"
-    with pytest.raises(UserError, match="set `pretrained_layers` to 1"):
+    with pytest.raises(UserError, match="set `pretrained_layers` to a number up to 1"):
         Translation(Translation.Config(encoder=str(path), pretrained_layers=5), text)
     alone = "pretrained_layers needs a pretrained encoder; a new one has `layers`"
     assert Translation.Config(pretrained_layers=5).problems() == [alone]

@@ -69,7 +69,8 @@ def test_a_directory_of_sentence_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tensors, message", [
-    ({"embeddings": torch.ones(3, 2)}, "no table embedding.weight of a static encoder; fetch the file again"),
+    ({"embeddings": torch.ones(3, 2)}, "no table embedding.weight of a static encoder; save it by sentence-t"),
+    ({"others": torch.ones(3, 2)}, "no table embedding.weight of a static encoder; fetch the file again"),
     ({"embedding.weight": torch.ones(3)}, "no table embedding.weight of a static encoder"),
 ])  # fmt: skip
 def test_other_tables(tensors: dict[str, torch.Tensor], message: str, tmp_path: Path) -> None:

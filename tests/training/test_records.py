@@ -70,7 +70,7 @@ def test_every_step_is_in_one_record(data_directory: Path, tmp_path: Path) -> No
 def test_a_gradient_of_zero_is_told(data_directory: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A batch of one pair has no negatives."""
     train(compose_run(data_directory, tmp_path / "run", max_steps=2, **{**STEADY, "batch_size": 1}))
-    assert "step 2: the gradient is 0, so that nothing is learnt; perhaps a batch has one" in capfd.readouterr().err
+    assert "step 2: loss and gradient are 0, so that nothing is learnt; perhaps a batch" in capfd.readouterr().err
 
 
 def test_lines_that_are_no_records_are_dropped_on_resuming(tmp_path: Path) -> None:

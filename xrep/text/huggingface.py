@@ -115,16 +115,14 @@ def read_huggingface(directory: Path) -> Tokenizer:
     folder ``0_Transformer``. Other files, such as ``vocab.txt``, are read by transformers, if it is installed. The
     special tokens are those that ``special_tokens_map.json`` and ``tokenizer_config.json`` name, or else BERT's or
     RoBERTa's. ``bos_id`` and ``eos_id`` are the tokens that the model has around a sentence: [CLS] and [SEP], or <s>
-    and </s>; of decoders those that ``tokenizer.json`` puts there, or else ``add_bos_token`` and ``add_eos_token``. If
-    no text is unknown, ``unk_id`` is ``pad_id``.
+    and </s>; of decoders those that ``tokenizer.json`` puts there, or else ``add_bos_token`` and ``add_eos_token``.
+    Without an unknown token, ``unk_id`` is ``pad_id``.
 
-    Options of ``tokenizer_config.json`` such as those for case and accents override ``tokenizer.json``, as in
-    transformers, if the class there is BERT's or RoBERTa's or is not given. An option that is not given is taken from
-    ``tokenizer.json`` (transformers would lower-case).
+    Options of ``tokenizer_config.json`` such as those for case override ``tokenizer.json``, as in transformers, if the
+    class there is BERT's or RoBERTa's or none. Others are those of ``tokenizer.json`` (transformers would lower-case).
 
     Raises:
-        UserError: If a file is damaged or missing, long texts would be cut at the left, or transformers is needed and
-            is not installed.
+        UserError: If a file is damaged or missing, texts are cut at the left, or transformers is needed and not there.
     """
     directory = _find(directory)
     config = {name: value for name, value in read_config(directory / CONFIG_FILE).items() if value is not None}
@@ -137,8 +135,7 @@ def read_huggingface(directory: Path) -> Tokenizer:
         path, original = directory, _convert(directory)
     tokenizer = _from_json(original, path)
     if config.get("truncation_side") == "left":
-        cure = "set truncation_side to right there"
-        raise UserError("cuts the beginning of long texts, and xrep the end", path=directory / CONFIG_FILE, cure=cure)
+        raise UserError("cuts long texts at the left", path=directory / CONFIG_FILE, cure="set it to cut at the right")
     if family in _WITH_OPTIONS:
         _apply_options(tokenizer, config)
     if read_config(directory / SENTENCE_FILE).get("do_lower_case") is True:

@@ -92,9 +92,10 @@ class Reports:
         if self._scale is not None:
             values |= {"loss_scale": self._scale, "skipped_steps": totals["skipped"]}
         self.log.record(state.step, values, "train")
-        if values.get("gradient_norm") == 0.0:
+        is_full = all(queue.filled == len(queue.vectors) for queue in self._queues)  # the loss of an empty one is 0
+        if is_full and values.get("gradient_norm") == 0.0 == values.get("loss"):
             why = "perhaps a batch has one example, or no negative counts"
-            self.log.say(f"warning: step {state.step}: the gradient is 0, so that nothing is learnt; {why}")
+            self.log.say(f"step {state.step}: loss and gradient are 0, so that nothing is learnt; {why}")
         self._values, self._counts = Averages(), Averages()
 
     def validated(self, state: TrainingState, metrics: dict[str, float], metric: str, better: bool) -> None:
