@@ -300,7 +300,7 @@ SHARE_DONE = "nothing is left to do here: another process of this job writes the
 def say_share_done(options: Any) -> None:
     """Say that nothing is left to do, and which files that were asked for beside the output are not written."""
     lacking = [f"--{name}" for name in ("json", "plot") if getattr(options, name, None)]
-    said = [SHARE_DONE, *([f"{' and '.join(lacking)} will not be written by this one"] if lacking else [])]
+    said = [SHARE_DONE, *([f"{' and '.join(lacking)} will not be written by this process"] if lacking else [])]
     print("; ".join(said), file=sys.stderr)
 
 

@@ -172,7 +172,7 @@ def test_processes_share_the_work_and_one_goes_on_after_a_kill(score, shared_enc
     assert run_on_ranks(3, "xrep_cli.score", *given, environment=environment()).returncode == 0
     shared = (tmp_path / "scored.tsv").read_bytes()
     again = run_on_ranks(2, "xrep_cli.score", *given, "--json", "x.json", environment=environment())
-    assert "or has written it; --json will not be written by this one\n" in again.stderr
+    assert "or has written it; --json will not be written by this process\n" in again.stderr
     for name in ("scored.tsv", "scored.tsv.job/finished.json", "scored.tsv.job/lock"):
         (tmp_path / name).unlink()
     program = Program("xrep_cli.score", given, environment())

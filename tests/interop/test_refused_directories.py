@@ -62,7 +62,12 @@ def test_entries(copy: Path, file: str, changes: dict[str, Any], message: str) -
 
 def test_a_tokenizer_that_cuts_at_the_left(copy: Path) -> None:
     edit_json(copy / "tokenizer_config.json", truncation_side="left")
-    refused(lambda: read_huggingface(copy), copy / "tokenizer_config.json", "cuts long texts at the left")
+    refused(
+        lambda: read_huggingface(copy),
+        copy / "tokenizer_config.json",
+        "cuts texts at the left",
+        "set truncation_side to right",
+    )
 
 
 def test_chains_of_modules(copy: Path) -> None:

@@ -101,7 +101,7 @@ def check_neighbours(k: int, *counts: int, more: str = "give more sentences") ->
     if k < 1:
         raise UserError(f"{k} neighbours", cure="give at least 1")
     if k > fewest:
-        cure = f"lower `neighbours` to {fewest}, or {more}" if fewest > 1 else more  # one tells nothing
+        cure = f"lower `neighbours` to {fewest}, or {more}" if fewest > 1 else more  # one neighbour is no comparison
         further = "".join(f" and {count:,}" for count in counts[1:])
         raise UserError(f"{k} neighbours, but there are {counts[0]:,} sentences{further}", cure=cure)
 

@@ -119,7 +119,7 @@ def read_huggingface(directory: Path) -> Tokenizer:
     Without an unknown token, ``unk_id`` is ``pad_id``.
 
     Options of ``tokenizer_config.json`` such as those for case override ``tokenizer.json``, as in transformers, if the
-    class there is BERT's or RoBERTa's or none. Others are those of ``tokenizer.json`` (transformers would lower-case).
+    class there is BERT's or RoBERTa's or is not given. Options that are not given are those of ``tokenizer.json``.
 
     Raises:
         UserError: If a file is damaged or missing, texts are cut at the left, or transformers is needed and not there.
@@ -135,7 +135,7 @@ def read_huggingface(directory: Path) -> Tokenizer:
         path, original = directory, _convert(directory)
     tokenizer = _from_json(original, path)
     if config.get("truncation_side") == "left":
-        raise UserError("cuts long texts at the left", path=directory / CONFIG_FILE, cure="set it to cut at the right")
+        raise UserError("cuts texts at the left", path=directory / CONFIG_FILE, cure="set truncation_side to right")
     if family in _WITH_OPTIONS:
         _apply_options(tokenizer, config)
     if read_config(directory / SENTENCE_FILE).get("do_lower_case") is True:
