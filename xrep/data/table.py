@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -87,6 +87,12 @@ class Column:
 
     values: np.ndarray
     offsets: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, parts: Iterable[Sequence[Sequence[int]]]) -> Column:
+        """Return a ragged column in memory with the rows of all parts, each a list of ids."""
+        values, lengths = zip(*map(flatten, chain(parts, [[]])), strict=True)  # also of no parts
+        return cls(np.concatenate(values), np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from xrep.data.batch import TextSpec, Vocabulary, batches_of, collate
+from xrep.data.batch import TextSpec, Vocabulary, batches_of, pad
+from xrep.data.table import Column
 from xrep.errors import UserError
 from xrep.inference.encoder_files import Format, write_encoder
 from xrep.interop.pretrained import find_pretrained
@@ -161,12 +162,12 @@ class SentenceEncoder:
         tokenizer, vocabulary = tokenizer_of(self.tokenizers, tower), self.text.vocabulary(tower)
         # A few at a time, because lists of ids need several times the memory of arrays.
         parts = (tokenizer.encode(prompted[start : start + 4096]) for start in range(0, len(prompted), 4096))
-        tokens = [np.asarray(ids[: self.text.max_length], dtype=np.int64) for part in parts for ids in part]
+        tokens, most = Column.of(parts), self.text.max_length - vocabulary.special_count
         vectors = np.empty((len(tokens), self.output_size), dtype=np.float32)
-        lengths = [min(len(ids) + 2, self.text.max_length) for ids in tokens]
+        lengths = np.minimum(tokens.lengths(np.arange(len(tokens))), most) + vocabulary.special_count
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
             for rows in batches_of(lengths, batch_tokens, batch_size):
-                batch = collate([tokens[row] for row in rows], vocabulary, self.text.max_length)
+                batch = pad(*tokens.gather(np.array(rows), most), vocabulary)
                 encoded = self.model.encode(tower, batch.to(self.device))[0].float()
                 vectors[rows] = (F.normalize(encoded, dim=1) if normalize else encoded).cpu().numpy()
                 bar.update(len(rows))
