@@ -69,7 +69,7 @@ class Options(common.Computing, common.JsonOption):
 def run(options: Options) -> None:
     from xrep.inference.generation.translator import Translator
     from xrep.text.examples import read_text
-    from xrep.text.languages import canonical
+    from xrep.text.languages import canonical, refuse_pair
 
     check_options(options.search)
     options = replace(options, jsonl=common.is_jsonl(options))
@@ -80,6 +80,7 @@ def run(options: Options) -> None:
     references = [[line for _, line in read_text(file, options.target_lang)] for file in options.reference]
     translator = Translator.load(options.path, options.device, options.precision)
     known = translator.text.source_languages
+    refuse_pair(options.source_lang or "", "source_lang", known)
     if options.source_lang is not None and canonical(options.source_lang) not in known:
         cure = f"known: {', '.join(known)}; leave `source_lang` out to try any language that its subwords can spell"
         raise UserError(f"the model was not trained to read {options.source_lang!r}", path=options.path, cure=cure)
@@ -145,11 +146,8 @@ def _text(options: Options, number: int, line: str, translations: list[Hypothesi
             for one in translations
         ]
         return json.dumps({"line": number, "source": line, "translations": values}, ensure_ascii=False) + "\n"
-    written = []
-    for one in translations:
-        text = one.text.replace("\n", " ").replace("\r", " ")  # a model of bytes may write line breaks
-        written.append(f"{number}\t{one.score:.4f}\t{text}\n" if options.search.nbest > 1 else f"{text}\n")
-    return "".join(written)
+    numbered = (f"{number}\t{one.score:.4f}\t" if options.search.nbest > 1 else "" for one in translations)
+    return "".join(f"{before}{one.text}\n" for before, one in zip(numbered, translations, strict=True))
 
 
 def _score(options: Options, best: list[str], references: list[list[str]], target: str) -> dict[str, Any]:

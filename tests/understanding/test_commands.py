@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,8 @@ def test_tags_of_words(cli: Commands, measure: Measure, tmp_path: Path) -> None:
     figures = measure("ner", "--path", best, "--data", data)["values"]["tables"]["de"]
     assert figures["f1"] > 95 and set(figures) >= {"precision", "recall", "examples", "overlap"}
     assert predicted(cli, best, "mein Onkel singt bei Otto im Zug\n") == ["O O O O B-PER O O"]
+    (tags,) = predicted(cli, best, "mein Onkel singt 10\u00a0000 Lieder\n")
+    assert len(tags.split(" ")) == 5  # words are separated by spaces alone
 
 
 def test_answers_to_questions(cli: Commands, measure: Measure, tmp_path: Path) -> None:
@@ -121,6 +124,11 @@ def test_answers_to_questions(cli: Commands, measure: Measure, tmp_path: Path) -
     best = train(cli, data, "question_answering", "--max-steps 300")
     figures = measure("qa", "--path", best, "--data", data)["values"]["tables"]["de"]
     assert figures["exact_match"] > 80 and figures["f1"] >= figures["exact_match"]
+    (test,) = data.glob("test*.json")
+    text = test.read_text(encoding="utf-8")
+    (cli.folder / "squad2.json").write_text(re.sub(r'"answers": \[.+?\]', '"answers": []', text, count=1))
+    done = cli("eval", "qa", "--path", best, "--data", "squad2.json", "--language", "de")
+    assert done.code == 2 and "questions in German have no answer; take SQuAD 1.1" in done.err
     assert predicted(cli, best, "bei wem?\tder Koch lacht bei Bonn im Garten.\n") == ["Bonn\t19"]
 
 

@@ -50,8 +50,9 @@ def test_tagged_files_and_questions_are_found(tmp_path: Path) -> None:
     names = ("en_ewt-ud-train.conllu", "de_pud-ud-test.conllu", "panx/dev-zh.tsv", "LICENSE.txt")
     files = TaggingTask.discover(write(tmp_path / "tags", dict.fromkeys(names, "x")), "en")
     assert [(file.split, file.language) for file in files] == [("test", "de"), ("train", "en"), ("valid", "zh")]
-    assert [file.language for file in of_split(files, "train", ["en"])] == ["en"]
-    squad = {"xquad.es.json": '{"data": [{"paragraphs": []}]}', "other.json": "{}"}
+    assert [file.language for file in of_split(files, "train")] == ["en"]
+    of_two = "test-context-de-question-en.json"  # of MLQA, whose other files have the same language twice
+    squad = {name: '{"data": [{"paragraphs": []}]}' for name in ("xquad.es.json", of_two)} | {"other.json": "{}"}
     (file,) = QuestionAnsweringTask.discover(write(tmp_path / "qa", squad), "en")
     assert (file.split, file.language) == (None, "es") and of_split([file], "test") and not of_split([file], "valid")
     with pytest.raises(UserError, match="no such file or folder"):
@@ -60,6 +61,21 @@ def test_tagged_files_and_questions_are_found(tmp_path: Path) -> None:
         UserError, match="no labelled text; name a file, or a folder of files that end in .tsv, .jsonl or .review"
     ):
         ClassificationTask.discover(tmp_path / "qa", "en")
+
+
+@pytest.mark.parametrize(("name", "language"), [
+    ("uk_iu-ud-train.conllu", "uk"), ("de_lit-ud-test.conllu", "de"), ("kmr_mg-ud-test.conllu", "ku"),
+    ("grc_proiel-ud-train.conllu", "grc"),
+])  # fmt: skip
+def test_treebanks_have_the_language_of_their_first_letters(name: str, language: str, tmp_path: Path) -> None:
+    (file,) = TaggingTask.discover(write(tmp_path, {name: "x"}), "en")
+    assert file.language == language
+
+
+def test_what_is_no_example_or_there_twice_is_not_read(tmp_path: Path) -> None:
+    names = ("de/books/train.review", "de/books/unlabeled.review", "snli_1.0_dev.txt", "snli_1.0_dev.jsonl")
+    files = ClassificationTask.discover(write(tmp_path, dict.fromkeys(names, "x")), "en")
+    assert sorted(file.path.name for file in files) == ["snli_1.0_dev.jsonl", "train.review"]
 
 
 PAIR = [(("A cat.", "An animal."), "entailment")]
@@ -99,17 +115,38 @@ CONLLU = """# text = It doesn't.
 
 1\tYes\tyes\tINTJ\tUH\t_\t0\troot\t_\t_
 """
+UNER = "# sent_id = 1\n1\tAnton\tB-PER\t-\t-\n2\tsah\tO\t-\t-\n"
 
 
 @pytest.mark.parametrize(("name", "content", "expected"), [
     ("x.conllu", CONLLU, [(("It", "does", "n't"), ("PRON", "AUX", "PART"), 2), (("Yes",), ("INTJ",), 8)]),
     ("a.tsv", "de:Kiel\tB-LOC\nde::\tO\n\nde:x\tO\n", [(("Kiel", ":"), ("B-LOC", "O"), 1), (("x",), ("O",), 4)]),
     ("b.txt", "10:30 O\nen: O\n", [(("10:30", "en:"), ("O", "O"), 1)]),
+    ("uner.iob2", UNER, [(("Anton", "sah"), ("B-PER", "O"), 2)]),
+    ("multiconer.txt", "# id 5dd\tdomain=en\nKiel _ _ B-LOC\n# _ _ O\n", [(("Kiel", "#"), ("B-LOC", "O"), 2)]),
     ("conll2003.txt", "Kiel NNP I-NP B-LOC\nwins VBZ I-VP O\n", [(("Kiel", "wins"), ("B-LOC", "O"), 1)]),
 ])  # fmt: skip
 def test_tagged_words(name: str, content: str, expected: list[Any], tmp_path: Path) -> None:
     """Ranges and empty nodes of CoNLL-U are skipped, and PAN-X has the language before each word."""
     assert [(s.words, s.tags, s.line) for s in read(read_tagged, tmp_path, name, content)] == expected
+
+
+def test_rows_of_other_languages_are_not_trained_on(tmp_path: Path) -> None:
+    """The dev set of XNLI has all languages in one file, which names none."""
+    row = "{0}\tentailment\tA cat of {0}.\tAn animal of {0}.\n"
+    text = "language\tgold_label\tsentence1\tsentence2\n" + "".join(map(row.format, ("ar", "de", "en", "en")))
+    write(tmp_path, {"xnli.train.tsv": text, "xnli.dev.tsv": text})
+
+    def task(*languages: str) -> ClassificationTask:
+        config = ClassificationTask.Config(data=str(tmp_path), languages=list(languages), vocab_size=40)
+        return ClassificationTask(config, 1)
+
+    for languages, count in ((["en"], 2), (["de", "ar"], 2), (["all"], 4)):
+        own = task(*languages)
+        assert own.examples == count and len(list(own.examples_of("valid"))) == count
+    assert task("de").text.languages == ["de"]
+    with pytest.raises(UserError, match="there is training text in ar, de, en"):
+        task("fr")
 
 
 def squad(answers: Any = None, **paragraph: Any) -> str:
@@ -125,20 +162,23 @@ def test_questions(tmp_path: Path) -> None:
     assert len(question.answers) == 3
     assert [answer.start for answer in question.spans] == [12]
     assert counts == {"read": 1, "answer not in context": 2}
+    for identity, language in (("finnish-76-1", "fi"), ("56be4db", "en"), ("finnish", "en")):
+        content = squad().replace('"id": 1', f'"id": "{identity}"')
+        assert read(read_questions, tmp_path, "tydiqa-goldp-dev.json", content)[0].language == language
 
 
 EXCLUDE = """
 import sys
 from xrep.text.cleaning import sentence_hashes
 from xrep.text.exclusion import load_exclusion
-assert load_exclusion(sys.argv[1:]).contains(sentence_hashes(["It does n't", "He lives in Kiel."])).all()
+assert load_exclusion(sys.argv[1:]).contains(sentence_hashes(["It does n't", "Anton sah", "He lives in Kiel."])).all()
 assert "torch" not in sys.modules
 """
 
 
 def test_exclusion_reads_the_formats_without_torch(tmp_path: Path) -> None:
     """Importing torch takes seconds, and memory in each of its workers."""
-    write(tmp_path, {"x.conllu": CONLLU, "x.json": squad()})
+    write(tmp_path, {"x.conllu": CONLLU, "x.json": squad(), "x.iob2": UNER})
     command = [sys.executable, "-c", EXCLUDE, str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,10 @@
 """Rows of annotated text: what is read, where the labels stand, what is cut; and tables, which are built once."""
 
+import itertools
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from xrep.data.batch import Vocabulary
 from xrep.errors import UserError
@@ -38,12 +40,15 @@ def test_a_pair_is_one_sequence(tokenizer: Tokenizer, vocabulary: Vocabulary) ->
 
 
 def test_the_longer_sentence_is_cut_first(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-    """Tokens are taken one at a time from the longer sentence, and from the second if both are equally long."""
+    """As the library ``tokenizers`` cuts pairs."""
     extra = vocabulary.leading_count + vocabulary.pair_separators + 1
-    for lengths, room, kept in (((9, 4), 10, (6, 4)), ((4, 9), 6, (3, 3)), ((5, 5), 7, (4, 3)), ((2, 2), 0, (0, 0))):
-        first, second = (range(100, 100 + length) for length in lengths)
-        ids, begin = sequence(first, second, Reading(tokenizer, room + extra))
-        assert (begin - extra + 1, len(ids) - begin - 1) == kept
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0}, "x"))
+    for first, second, room in itertools.product(range(12), range(12), range(1, 16)):
+        library.enable_truncation(room)
+        cut = library.encode(["x"] * first, ["x"] * second, is_pretokenized=True, add_special_tokens=False)
+        ids, begin = sequence(range(first), range(second), Reading(tokenizer, room + extra))
+        assert (begin - extra + 1, len(ids) - begin - 1) == (cut.type_ids.count(0), cut.type_ids.count(1))
+    assert sequence([7, 7], [7, 7], Reading(tokenizer, extra))[1] == extra - 1
 
 
 def test_words_carry_their_tags(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:

@@ -41,7 +41,8 @@ from xrep.text.tmx import xml_events
 
 COLUMNS = (
     ("gold_label", "sentence1", "sentence2"), ("label", "sentence1", "sentence2"), ("label", "premise", "hypothesis"),
-    ("label", "premise", "hypo"), ("score", "sentence1", "sentence2"), ("label", "sentence"), ("label", "text"),
+    ("label", "premise", "hypo"), ("score", "sentence1", "sentence2"), ("label", "question", "sentence"),
+    ("label", "sentence"), ("label", "text"),
 )  # fmt: skip
 """Names of the columns: the label, then the texts. The first line of this table whose names are all there is used."""
 UNNAMED = {2: ["label", "text"], 3: ["sentence1", "sentence2", "label"]}

@@ -29,6 +29,8 @@ DEPTH = 3
 """Number of levels of folders in which annotated text is searched."""
 _CODE = r"[A-Za-z]{2,3}(?:[-_][A-Z][a-z]{3})?"
 """Pattern of a language code in file names: de, deu, zh-Hans."""
+_TREEBANK = re.compile(r"([a-z]{2,3})(_[a-z]+-ud-.*)")
+"""Names of Universal Dependencies, in which the second part is no language: uk_iu-ud-train.conllu."""
 _CODE_IN_NAME = re.compile(rf"(?:(?<=[._-])|^){_CODE}(?=[._-]|$)")
 _PAIR = re.compile(rf"({_CODE})-({_CODE})")
 _SPEC = re.compile(rf"{_PAIR.pattern}=(.+?)(?:@([0-9]{{1,15}}))?")
@@ -58,12 +60,14 @@ class TextFile:
         path: The file.
         split: Its split, from its name; None if the name has none.
         family: What the names of files that translate each other have in common; None if the name has no language.
+        is_named: Whether the language is that of a name.
     """
 
     language: str
     path: Path
     split: Split | None = None
     family: str | None = None
+    is_named: bool = True
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -117,6 +121,8 @@ class Description(NamedTuple):
 def describe_name(name: str) -> Description:
     """Return what a name says: ``news_test2016.de.tsv`` is German text of the split test."""
     split: Split | None = next((SPLITS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SPLITS), None)
+    if treebank := _TREEBANK.fullmatch(name):
+        return Description(split, canonical(treebank[1]), treebank[2])
     codes = [match for match in _CODE_IN_NAME.finditer(name) if is_known(match[0])]
     if not codes:
         return Description(split, None, None)
@@ -281,7 +287,8 @@ def discover(path: str | Path, language: str, accepts: Callable[[Path], bool], w
     """Find the files of annotated text in a folder and its subfolders; a single file may be named as well.
 
     The split and the language are parts of the file's name (``dev-de.tsv``, ``xquad.es.json``,
-    ``en_ewt-ud-train.conllu``), or of the names of its folders (``de/test_2k.tsv``).
+    ``en_ewt-ud-train.conllu``), or of the names of its folders (``de/test_2k.tsv``). If the same rows are there as
+    .jsonl and as a table (SNLI), they are read from .jsonl.
 
     Args:
         language: Language of files that do not name it.
@@ -296,22 +303,20 @@ def discover(path: str | Path, language: str, accepts: Callable[[Path], bool], w
     if not found:
         raise UserError(f"no {what}", path=path, cure=f"name a file, or a folder of files that end in {forms}")
     files = []
-    for file in found:
+    for file in _once(found):
         inside = file.relative_to(path).parts[:-1]
         # The nearest name that has a split or a language decides.
         said = [describe_name(name) for name in (plain_name(file), *reversed(inside))]
         split, code = (next(filter(None, values), None) for values in list(zip(*said, strict=True))[:2])
-        files.append(TextFile(code or canonical(language), file, split))
+        files.append(TextFile(code or canonical(language), file, split, is_named=code is not None))
     return files
 
 
-def of_split(files: Iterable[TextFile], split: Split, languages: Sequence[str] | None = None) -> list[TextFile]:
-    """Return the files of a split, and of some languages unless ``languages`` is None.
-
-    A file whose name has no split may be training text as well as a test; it is never a dev split.
-    """
+def of_split(files: Iterable[TextFile], split: Split) -> list[TextFile]:
+    """Return the files of a split. A file whose name has no split may be training text as well as a test; it is never a
+    dev split."""
     splits = (split,) if split == "valid" else (split, None)
-    return [file for file in files if file.split in splits and (languages is None or file.language in languages)]
+    return [file for file in files if file.split in splits]
 
 
 def discover_nli(
@@ -349,22 +354,26 @@ def _discover_nli(path: Path, language: str, splits: tuple[Split, ...]) -> dict[
 
 
 def _nli_files(candidates: list[Path], language: str, splits: tuple[Split, ...]) -> list[TextFile]:
-    """Return the recognised files that belong to the given splits. If the same rows are there as .jsonl too, they are
-    read from it."""
-    objects = {file.parent / plain_name(file) for file in candidates if ending_of(file) == "jsonl"}
+    """Return the recognised files that belong to the given splits."""
     files = []
-    for path in candidates:
+    for path in _once(candidates):
         name, ending = plain_name(path), ending_of(path)
         stem, split = name.removesuffix(f".{ending}"), describe_name(name).split
         # A .txt without a split in its name may be a README.txt.
         is_table = ending == "tsv" or ending == "txt" and split is not None
-        is_twice = path.parent / f"{stem}.jsonl" in objects
-        if PARALLEL.fullmatch(name) or ending in ("csv", "jsonl") or is_table and not is_twice:
+        if PARALLEL.fullmatch(name) or ending in ("csv", "jsonl") or is_table:
             _, code, family = describe_name(stem)
             if family is None or not stem.startswith(family):  # my_train.tsv is not in Burmese
                 code, family = "zh" if name.startswith("cnsd") else language, None
             files.append(TextFile(code or language, path, split or "train", family))
     return [file for file in files if file.split in splits]
+
+
+def _once(files: list[Path]) -> list[Path]:
+    """Return files without the tables whose rows are there as .jsonl, too (SNLI)."""
+    objects = {file.parent / plain_name(file) for file in files if ending_of(file) == "jsonl"}
+    twins = {file: file.parent / f"{plain_name(file).rpartition('.')[0]}.jsonl" for file in files}
+    return [file for file in files if ending_of(file) not in ("tsv", "txt") or twins[file] not in objects]
 
 
 def _refuse_dataset(path: Path) -> None:

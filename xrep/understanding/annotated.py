@@ -38,7 +38,7 @@ from xrep.understanding.classifier import Annotation, Classifier
 
 IGNORED = -100
 """Label of tokens whose label is not predicted."""
-_ROWS_VERSION = 2  # version of how rows are made; cached rows of another version are built again
+_ROWS_VERSION = 3  # version of how rows are made; cached rows of another version are built again
 
 
 class Row(NamedTuple):
@@ -78,13 +78,14 @@ class Reading:
 def sequence(first: Sequence[int], second: Sequence[int] | None, reading: Reading) -> tuple[list[int], int]:
     """Return [CLS] x [SEP], or [CLS] x [SEP] y [SEP], and the number of tokens up to y (all, if there is none).
 
-    If it is too long, tokens at the end of the longer sentence are left out one by one, as transformers does.
+    If it is too long, tokens at the end of the longer sentence are left out one by one. As with the fast tokenizers of
+    transformers, an odd token is left to the sentence that was longer, or to the second one.
     """
     vocabulary, x, y = reading.vocabulary, list(first), list(second or ())
     separators = [vocabulary.end] * (1 if second is None else vocabulary.pair_separators)
     room = reading.max_length - vocabulary.leading_count - len(separators) - (second is not None)
     while len(x) + len(y) > max(room, 0):
-        (x if len(x) > len(y) else y).pop()
+        (x if (len(x), len(second or ())) >= (len(y), len(first)) else y).pop()
     begin = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
     front, behind = [*begin, *x, *separators], [] if second is None else [*y, vocabulary.end]
     return front + behind, len(front)
@@ -181,10 +182,14 @@ class AnnotatedTask(TableTask):
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config, self.seed = config, seed
         files = self.discover(config.data, config.language)
-        chosen = None if "all" in config.languages else [canonical(language) for language in config.languages]
-        self._files = {split: of_split(files, split, chosen) for split in ("train", "valid")}
-        if not self._files["train"]:
-            there = sorted({file.language for file in of_split(files, "train")})
+        self._languages = None if "all" in config.languages else [canonical(each) for each in config.languages]
+        self._files = {
+            split: [file for file in of_split(files, split) if not file.is_named or self._reads(file.language)]
+            for split in ("train", "valid")
+        }
+        if next(self._read("train"), None) is None:
+            every = of_split(files, "train")
+            there = sorted({example.language for file in every for example in type(self).read(file, None)})
             cure = f"there is training text in {', '.join(there)}" if there else "name files with train in their names"
             raise UserError("no training text in these `languages`", path=config.data, cure=cure)
         options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
@@ -219,7 +224,12 @@ class AnnotatedTask(TableTask):
             yield from compress(examples, held_out == (split == "valid"))
 
     def _read(self, split: str, counts: Counter[str] | None = None) -> Iterator[Any]:
-        return chain.from_iterable(type(self).read(file, counts) for file in self._files[split])
+        """Rows may name another language than the file."""
+        examples = chain.from_iterable(type(self).read(file, counts) for file in self._files[split])
+        return (example for example in examples if self._reads(example.language))
+
+    def _reads(self, language: str) -> bool:
+        return self._languages is None or language in self._languages
 
     def _sentences(self) -> Iterator[tuple[str, str]]:
         for example in self.examples_of("train"):

@@ -211,7 +211,8 @@ class Questions(AnnotatedEvaluation):
       xrep-eval qa --path qa-run/best --data xquad/ --langs en,de,zh
       xrep-eval qa --path qa-run/best --data tydiqa/ --split dev --normalisation squad
 
-    --data has JSON files such as xquad.de.json; a file whose name has no split is a test.
+    --data has JSON files such as xquad.de.json; a file whose name has no split is a test. Of MLQA's files those are
+    read whose questions and contexts have the same language.
     """
 
     task = QuestionAnsweringTask
@@ -225,8 +226,13 @@ class Questions(AnnotatedEvaluation):
     def check(self, model: SentenceClassifier) -> None:
         super().check(model)
         for table in self.tables:
-            if not any(answer.text for question in table.gold for answer in question.answers):
+            answered = [any(answer.text for answer in question.answers) for question in table.gold]
+            if not any(answered):
                 problem, cure = f"no question in {name(table.name)} has an answer", "take the files of the publisher"
+                raise UserError(problem, path=self.config.data, cure=cure)
+            if none := answered.count(False):
+                problem = f"{none:,} of {len(answered):,} questions in {name(table.name)} have no answer"
+                cure = "take SQuAD 1.1, whose questions all have one, or leave these out"
                 raise UserError(problem, path=self.config.data, cure=cure)
 
     def numbers(self, model: SentenceClassifier, examples: Sequence[Any]) -> dict[str, np.ndarray]:

@@ -4,10 +4,12 @@ Tags are parts of speech in CoNLL-U (Universal Dependencies), or entities as in 
 ten columns, of which the second is the word and the fourth the part of speech (UPOS). Lines of multi-word tokens
 (``3-4``) and of empty nodes (``5.1``) are skipped, as in XTREME. A ``.tsv`` or ``.txt`` file has a word and a tag on
 each line, the first and the last of its columns, which are separated by tabs or, if there are none, by spaces (CoNLL
-2003); the word may have the prefix of its language (``en:Paris``), as in the files of WikiAnn. Empty lines separate
-sentences in both.
+2003); the word may have the prefix of its language (``en:Paris``), as in the files of WikiAnn. In files of Universal
+NER, which have five columns, these are the second and the third one. Comments (``# id``, ``# text = ``) are skipped.
+Empty lines separate sentences in all of them.
 
-Questions are in the JSON of SQuAD (Rajpurkar et al., 2016): XQuAD, MLQA, TyDiQA-GoldP.
+Questions are in the JSON of SQuAD (Rajpurkar et al., 2016): XQuAD, MLQA, TyDiQA-GoldP. The latter has several languages
+in a file, and names that of a question at the beginning of its id (``finnish-76``).
 
 No module that is imported here needs torch, because ``xrep-preprocess --exclude`` reads these files without it.
 """
@@ -31,6 +33,14 @@ from xrep.text.records import ending_of, parse_json, plain_name
 
 _COLUMNS, _FIRST_LINES = 10, 1000
 _PREFIX = re.compile(r"[a-z]{2,3}(?:-[a-z]+)?:(?=.)")
+_COMMENT = re.compile(r"# (?:\w+ = |id \S)")
+_NUMBERED = re.compile(r"\d+\t([^\t]+)\t([^\t]+)\t[^\t]*\t[^\t]*")
+_TYDIQA = {
+    "arabic": "ar", "bengali": "bn", "english": "en", "finnish": "fi", "indonesian": "id", "korean": "ko",
+    "russian": "ru", "swahili": "sw", "telugu": "te",
+}  # fmt: skip
+_MIXED = re.compile(r"context-(\w+)-question-(?!\1\b)")
+"""Files of MLQA in which questions and contexts have different languages."""
 _UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X".split()
 _TAG = re.compile(rf"O|[BIESLU]-\S+|{'|'.join(_UPOS)}")
 _CURE = "give a file in SQuAD's form: data, paragraphs, context, qas, question, answers, text, answer_start"
@@ -88,7 +98,9 @@ def _conllu_word(line: str, path: Path, number: int) -> tuple[str, str] | None:
     return word, tag
 
 
-def _tagged_word(line: str, path: Path, number: int) -> tuple[str, str]:
+def _tagged_word(line: str, path: Path, number: int) -> tuple[str, str] | None:
+    if _COMMENT.match(line):
+        return None
     columns = _split(line)
     if len(columns) < 2 or not columns[0] or not columns[-1].strip():
         cure = "write word<TAB>tag, and an empty line after each sentence"
@@ -97,6 +109,10 @@ def _tagged_word(line: str, path: Path, number: int) -> tuple[str, str]:
 
 
 def _split(line: str) -> list[str]:
+    """Return the columns of a line, of which the first is the word and the last the tag."""
+    numbered = _NUMBERED.fullmatch(line)
+    if numbered and _TAG.fullmatch(numbered[2]):
+        return list(numbered.groups())
     return line.split("\t" if "\t" in line else " ")
 
 
@@ -111,7 +127,8 @@ class TaggedText(TextFormat):
             return ending_of(path) == "conllu"
         lines = list[str]()
         with suppress(UserError):  # some published sets are in another encoding, but none of tagged words
-            lines = [line for _, line in islice(read_lines(path, allow_empty=True), _FIRST_LINES)]
+            first = islice(read_lines(path, allow_empty=True), _FIRST_LINES)
+            lines = [line for _, line in first if not _COMMENT.match(line)]
         rows = [_split(line) for line in lines if line.strip()]
         if not rows or min(map(len, rows)) < 2:
             return False
@@ -183,7 +200,13 @@ def _question(row: Any, context: str, language: str) -> Question:
     starts_are_places = all(type(answer.start) is int and answer.start >= 0 for answer in answers)
     if not starts_are_places or not all(isinstance(text, str) for text in texts):
         raise ValueError
-    return Question(row["question"], context, answers, language)
+    own, dash, _ = str(row.get("id")).partition("-")
+    return Question(row["question"], context, answers, _TYDIQA.get(own, language) if dash else language)
+
+
+def is_questions(path: Path) -> bool:
+    """Return whether a file of a folder may be questions, whose contexts are in the same language."""
+    return not _MIXED.search(path.name) and QuestionText.accepts(path)
 
 
 class QuestionText(TextFormat):

@@ -26,9 +26,9 @@ LABELLED_TEXTS = ExampleKind("labelled texts", "`task` to classification")
 
 
 def is_labelled(path: Path) -> bool:
-    """Return whether a file of a folder may be labelled text; one such as README.txt is not."""
+    """Return whether a file of a folder may be labelled text; README.txt and unlabeled.review are not."""
     name = plain_name(path)
-    beside = name.lower().startswith(("readme", "license", "labels.", "s2."))
+    beside = name.lower().startswith(("readme", "license", "labels.", "s2.", "unlabeled."))
     return PARALLEL.fullmatch(name) is not None or ending_of(path) in ("tsv", "txt", "jsonl", "review") and not beside
 
 

@@ -26,7 +26,7 @@ from xrep.errors import UserError
 from xrep.tasks.task import ExampleKind
 from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Reading, Row, outcomes, sequence
 from xrep.understanding.classifier import Classifier
-from xrep.understanding.formats import Question, QuestionText, read_questions
+from xrep.understanding.formats import Question, is_questions, read_questions
 
 Normalisation = Literal["squad", "mlqa"]
 QUESTIONS = ExampleKind("questions", "`task` to question_answering")
@@ -127,7 +127,7 @@ class QuestionAnsweringTask(AnnotatedTask):
 
     kind, gives = "span", QUESTIONS
     what, forms = "questions", ".json"
-    accepts, read, rows = staticmethod(QuestionText.accepts), staticmethod(read_questions), staticmethod(training_rows)
+    accepts, read, rows = staticmethod(is_questions), staticmethod(read_questions), staticmethod(training_rows)
     labels, texts = staticmethod(lambda example: ()), attrgetter("texts")
 
     @staticmethod

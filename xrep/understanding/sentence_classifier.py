@@ -154,7 +154,7 @@ class SentenceClassifier(Predictor):
                 named = dict(zip(self.annotation.labels, map(float, each), strict=True))
                 yield f"{label}\t{named[label]:.4f}", {"label": label, "probabilities": named}
         elif self.annotation.kind == "tags":
-            sentences = [" ".join(row).split() for row in rows]
+            sentences = [[word for word in " ".join(row).split(" ") if word] for row in rows]
             for words, tags in zip(sentences, self.tag(sentences), strict=True):
                 yield " ".join(tags), {"words": words, "tags": tags}
         else:

@@ -77,6 +77,7 @@ def test_several_target_languages(tmp_path: Path) -> None:
     for language, message in (
         (None, "the model has several target languages; give `target_lang`, one of en, fr"),
         ("cs", "the model does not translate into 'cs'; known: en, fr"),
+        ("en-fr", "`target_lang` en-fr: a pair, where each language is named alone"),
     ):
         with pytest.raises(UserError, match=message):
             loaded.translate(["Haus"], language)
@@ -90,5 +91,7 @@ def test_bad_calls(loaded: Translator) -> None:
         loaded.translate("Haus")
     with pytest.raises(UserError, match="`beam` 1000 is more than the [0-9]+ subwords of the vocabulary; 4 to 10"):
         loaded.translate(["Haus"], options=DecodingOptions(beam=1000))
+    with pytest.raises(UserError, match="`min_length` 9999 is more than the [0-9]+ subwords that the model writes"):
+        loaded.translate(["Haus"], options=DecodingOptions(min_length=9999))
     with pytest.raises(ConfigError, match="`nbest` 9 is more than"):
         loaded.translate(["Haus"], options=DecodingOptions(nbest=9))

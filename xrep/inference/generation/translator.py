@@ -21,11 +21,14 @@ from xrep.models.kinds import expect
 from xrep.models.model import TranslationModel
 from xrep.models.translation import Translation
 from xrep.number_types import Precision
-from xrep.text.languages import canonical
+from xrep.text.languages import canonical, refuse_pair
 from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
 
 LOGITS = 1 << 26
 """Largest number of logits in a step (256 MB in float32). It limits the batch size if the vocabulary is large."""
+
+_BREAKS = str.maketrans("\n\r", "  ")
+"""What a translation, which is a line, has in place of the line breaks that a model of bytes may write."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Translator:
         if language is None and len(known) > 1:
             cure = f"give `target_lang`, one of {', '.join(known)}"
             raise UserError("the model has several target languages", path=self.path, cure=cure)
+        refuse_pair(language or "", "target_lang", known)
         code = known[0] if language is None else canonical(language)
         if code not in known:
             raise UserError(f"the model does not translate into {language!r}", cure=f"known: {', '.join(known)}")
@@ -127,8 +131,8 @@ class Translator:
             progress: called after each batch with its number of sentences and of tokens in their best translations.
 
         Raises:
-            UserError: the options are invalid, the beam has more hypotheses than the vocabulary has subwords, or the
-                model does not have the target language.
+            UserError: the options are invalid, the beam has more hypotheses than the vocabulary has subwords, the model
+                does not write so much, or it does not have the target language.
             TypeError: ``sentences`` is one string.
         """
         if isinstance(sentences, str):
@@ -138,6 +142,9 @@ class Translator:
         if not options.sampling and options.beam > words:
             problem = f"`beam` {options.beam} is more than the {words:,} subwords of the vocabulary"
             raise UserError(problem, path=self.path, cure="4 to 10 hypotheses are usual")
+        if options.min_length > (most := self.model.max_target_length - 1):
+            problem = f"`min_length` {options.min_length} is more than the {most} subwords that the model writes"
+            raise UserError(problem, path=self.path, cure="lower it")
         source = sentences if isinstance(sentences, Source) else self.read(sentences)
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
         translated = [[Hypothesis([], 0.0, [])] for _ in source.tokens]
@@ -151,6 +158,7 @@ class Translator:
             languages, numbers = torch.full((len(rows),), target, device=device), torch.from_numpy(rows + first)
             hypotheses = search(self.model, batch.to(device), languages, options, numbers)
             for row, best in zip(rows, hypotheses, strict=True):
-                translated[row] = [replace(found, text=tokenizer.decode(found.tokens)) for found in best]
+                texts = (tokenizer.decode(found.tokens).translate(_BREAKS) for found in best)
+                translated[row] = [replace(found, text=text) for found, text in zip(best, texts, strict=True)]
             progress(len(rows), sum(len(best[0].token_scores) for best in hypotheses))
         return translated
