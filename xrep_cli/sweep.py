@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,11 +90,15 @@ def _check_that_runs_differ(trials: Sequence[Trial], courses: Sequence[Sequence[
         if (other := seen.setdefault(options, trial)) is not trial:
             problem = f"{other.directory.name} and {trial.directory.name} are the same run"
             raise UserError(problem, cure="name each value of `grid` and each seed once")
+    if len({trial.directory for trial in trials}) < len(trials):
+        problem = "the names of two runs, which have at most 200 characters, are the same"
+        raise UserError(problem, cure="shorten the values of `grid`, by a configuration that names them")
 
 
 def _sweep(options: argparse.Namespace, grid: dict[str, list[str]], others: list[str]) -> None:
     from xrep.config import runs_of
     from xrep.tables import table
+    from xrep.training.stages import changed_options
     from xrep.training.sweep import ranking, run_trials, trials_of
     from xrep_cli.train_options import parse
 
@@ -110,6 +115,11 @@ def _sweep(options: argparse.Namespace, grid: dict[str, list[str]], others: list
         print(text, file=sys.stderr, flush=True)
 
     failed = run_trials(TRAINING, trials, courses, options.parallel, say)
+    for trial, course in zip(trials, courses, strict=True):
+        trained = [run for run in course if trial not in failed and (run.directory / "last").exists()]
+        if other := ", ".join(dict.fromkeys(chain.from_iterable(map(changed_options, trained)))):
+            cure = f"choose another --save-dir than {directory}"
+            failed[trial] = f"it had finished with another {other}, and is not trained again; {cure}"
     # One that failed may have the summary of an earlier, shorter run.
     ranked = ranking([trial for trial in trials if trial not in failed], courses[0][-1].stage)
     rows = [

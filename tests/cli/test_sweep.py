@@ -69,6 +69,13 @@ def test_a_grid_is_trained_ranked_and_not_trained_again(recipe: Path, cli: Comma
     again = cli("sweep", *line)
     assert again.code == 0 and "2 of 2 runs are finished already" in again.err
     assert not any(name.endswith("summary.json") for name in again.wrote)
+    # Other options of finished runs would have other results.
+    assert cli("sweep", *line, "--log-every", "7").code == 0
+    other = cli("sweep", *line, "--batch-size", "8")
+    assert other.code == 2 and "it had finished with another task.batch_size, and is not trained again" in other.err
+    long = [f"{cli.folder}/{'long' * 40}{name}.tsv" for name in "ab"]
+    done = cli("sweep", "recipe.yaml", "--grid", f"task.exclude=[{long[0]}],[{long[1]}]", "--save-dir", "others")
+    assert done.code == 2 and "the names of two runs, which have at most 200 characters, are the same" in done.err
 
 
 @pytest.mark.slow

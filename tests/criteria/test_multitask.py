@@ -1,6 +1,7 @@
 """Two criteria in one, on two batches of real pairs, against each of them alone."""
 
 import copy
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,6 +114,28 @@ def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
     criterion.train()
     take({"rank": second})
     assert all(torch.equal(tensor, after[name]) for name, tensor in criterion.state_dict().items())
+
+
+def test_a_part_weighs_by_its_share_of_the_batches_of_a_step(model, text, batches) -> None:
+    """The gradient of a step with three batches is the mean of those of three steps, as the parts were drawn."""
+    pairs = {"queue": 2.0, "rank": 0.25}
+    parts = [Part(name, TranslationRanking, RANK, weight, 1.0) for name, weight in pairs.items()]
+    criterion = Multitask(Multitask.Config(parts=parts, mixing="proportion"), model, text)
+    optimizer, pair = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}]), Pair(model, criterion)
+    step = Step(pair, Freezing([], pair), Update(optimizer, alone("cpu"), clip_norm=None))
+
+    def gradients(*drawn: dict[str, Batch]) -> list[torch.Tensor]:
+        planned, sizes = [plan(criterion, MixedBatch(batch)) for batch in drawn], Counter[str]()
+        for each in planned:
+            sizes.update(each.sizes)
+        step.gradients(planned, dict(sizes), 0)
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    first, second = batches[0], batches[1].rows(0, len(batches[0]))  # of one size, as batches of a part are
+    drawn = {"rank": first}, {"rank": second}, {"queue": first}
+    alone_each = [gradients(batch) for batch in drawn]
+    for together, *each in zip(gradients(*drawn), *alone_each, strict=True):
+        torch.testing.assert_close(together, sum(each) / 3, rtol=1e-9, atol=1e-12)
 
 
 def test_warnings_name_the_part(model, text) -> None:

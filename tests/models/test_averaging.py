@@ -33,7 +33,11 @@ class Small(nn.Module):
 
 
 def write(run: Path, step: int, **given: float) -> None:
-    facts = {"config_yaml": "{}", "text": TextSpec(vocabularies={}, max_length=8), "save_tokenizers": Path.mkdir}
+    facts = {
+        "config_yaml": "checkpoint: {keep_last: 4}",
+        "text": TextSpec(vocabularies={}, max_length=8),
+        "save_tokenizers": Path.mkdir,
+    }
     own = {"model": Small(step, **given), "criterion": nn.Linear(1, 1), "training_state": {"step": step}}
     write_checkpoint(run / f"checkpoint-{step:08d}", Snapshot.of(step=step, **facts, **own))
 
@@ -59,10 +63,14 @@ def test_the_mean_of_the_newest(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_averaged(tmp_path: Path) -> None:
+    """Of five checkpoints where four are kept, the oldest is there as the best one."""
     run = tmp_path / "run"
     write(run, 1)
     write(run, 2)
+    for step in (1, 20, 21, 22, 23):
+        write(tmp_path / "with_best", step)
     for place, count, message in (
+        (tmp_path / "with_best", 5, "with_best: has 4 checkpoints, not 5; lower `average`"),
         (run, 3, "run: has 2 checkpoints, not 3; lower `average`, or train with a larger `keep"),
         (run / "checkpoint-00000001", 1, "has 0 checkpoints, not 1; name the directory of a run"),
     ):

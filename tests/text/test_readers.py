@@ -71,6 +71,14 @@ def test_columns_are_found_whatever_the_name(tmp_path, name, english_first):
     assert orient(given) == (given, warning if is_swapped else None)
 
 
+def test_numbers_of_sentences_are_not_read_as_text(tmp_path):
+    """Pairs of Tatoeba have the number of each sentence before it."""
+    file = write(tmp_path / "pairs.tsv", "77\teins\t1276\tone\n" * 3)
+    with pytest.raises(UserError, match=rf"name the columns of the text, {file}:2,4$"):
+        list(read_pairs(parse_bitext(f"de-en={file}")))
+    assert next(read_pairs(parse_bitext(f"de-en={file}:2,4"))) == (1, "eins", "one")
+
+
 def test_files_that_seem_to_be_swapped_are_read_as_named_with_a_warning(tmp_path):
     german, english = (str(write(tmp_path / f"x.{name}", text)) for name, text in (("de", GERMAN), ("en", ENGLISH)))
     right, swapped = parse_bitext(f"de-en={german},{english}"), parse_bitext(f"de-en={english},{german}")
@@ -83,13 +91,13 @@ def test_an_empty_line_is_no_pair(tmp_path):
     assert list(read_pairs(parse_bitext(f"de-en={file}"))) == [(1, "eins", "one"), (2, "", ""), (3, "zwei", "two")]
 
 
-@pytest.mark.parametrize(("scores", "columns"), [("1.640439\t0.871200", "3,4"), ("-0.100000", "2,3")])
+@pytest.mark.parametrize(("scores", "columns"), [("1.640439\t0.871200", "3,4"), ("-0.100000", "2,3"), ("17", "2,3")])
 def test_scores_are_not_read_as_text(tmp_path, scores, columns):
     file = write(tmp_path / "kept.tsv", f"{scores}\teins\tone\n" * 12)
     with pytest.raises(UserError, match=rf"begin with numbers; name the columns of the text, {file}:{columns}$"):
         list(read_pairs(parse_bitext(f"de-en={file}")))
     assert next(read_pairs(parse_bitext(f"de-en={file}:{columns}"))) == (1, "eins", "one")
-    for rows in ("1.5\t2.5\n", "1\t1\t2019\tx\n", f"{scores}\teins\tone\n1.5 km\t1.5 km\tx\n"):
+    for rows in ("1.5\t2.5\n", "1\t1\n", f"{scores}\teins\tone\n1.5 km\t1.5 km\tx\n"):
         assert len(list(read_pairs(parse_bitext(f"de-fr={write(tmp_path / 'x.tsv', rows)}")))) == rows.count("\n")
 
 

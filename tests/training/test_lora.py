@@ -13,7 +13,7 @@ from tests.support.planning import loss_of
 from tests.support.runs import compose_run
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.models.directory import open_checkpoint
+from xrep.models.directory import CRITERION, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.training.lora import LowRank
 from xrep.training.run import train
@@ -89,6 +89,26 @@ def test_the_saved_model_has_the_merged_weights(data_directory: Path, tmp_path: 
     assert SentenceEncoder.load(last, device="cpu").encode(["das Haus"], "de").shape == (1, 32)
     state = open_checkpoint(last).training_state()["optimizer"]["state"]
     assert all(3 in own["exp_avg"].shape for own in state.values()) and len(state) == 8
+
+
+@pytest.mark.slow
+def test_options_name_factors_as_the_weights_that_they_change(data_directory: Path, tmp_path: Path) -> None:
+    given = {
+        "criterion": "dap",
+        "rtl_layers": 1,
+        "warmup_steps": 0,
+        "lr_scheduler": "constant",
+        "lr": 0.01,
+        "optimizer": "adamw",
+    }
+    given |= {"lora_rank": 3, "max_steps": 1}
+    sizes = list[float]()
+    rates = ({"lr_multipliers": [f"{name}.*=10"]} for name in ("criterion", "encoders"))
+    for number, more in enumerate(({}, {"freeze": ["criterion"]}, *rates)):
+        last = train(compose_run(data_directory, tmp_path / str(number), **given, **more)).directory / "last"
+        factors = open_checkpoint(last).tensors(CRITERION)
+        sizes.append(max(float(own.abs().max()) for name, own in factors.items() if name.startswith("lora.b.")))
+    assert sizes == pytest.approx([0.01, 0.01, 0.01, 0.1], rel=1e-3)
 
 
 def test_frozen_towers_keep_their_weights(text) -> None:

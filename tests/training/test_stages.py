@@ -87,6 +87,7 @@ def test_a_course_is_trained_stage_by_stage(course: list[str], tmp_path: Path, c
     assert "began from earlier" not in again.err
     assert open_checkpoint(out / "2" / "last").step == 7
     assert contents(out / "moco") == {name[5:]: data for name, data in before.items() if name.startswith("moco/")}
+    assert "began from earlier" not in cli("train", *course, "--save-dir", str(out), "--log-every", "9").err
 
 
 class Killed(BaseException):

@@ -129,8 +129,10 @@ def test_patience_ends_training_after_worse_validations(data_directory: Path, tm
     state = make_trainer(run, tmp_path / "run", Scripted(1, 5, 2, 4, 3, 9)).train()
     assert (state.step, state.best_step) == (10, 4)
     again = make_trainer(run, tmp_path / "again", Scripted(9))
-    again.state.step, again.state.best_step, again.state.best = 10, 4, 5.0
+    again.state.step, again.state.best_step, again.state.best, again.state.worse = 10, 4, 5.0, 3
     assert again.train().step == 10 and again.state.best == 5.0
+    again.state.worse = 0  # validations, not steps, are counted
+    assert not again.finished
     with pytest.raises(UserError, match="patience needs validations"):
         compose_run(data_directory, tmp_path, **TERMS, validate_every=0, patience=3)
 

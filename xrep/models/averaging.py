@@ -19,7 +19,9 @@ def average_last(run: str | Path, count: int) -> Checkpoint:
         UserError: The run has fewer checkpoints, or one is damaged.
     """
     run = Path(run)
-    paths = checkpoints_in(run)
+    if paths := checkpoints_in(run):
+        options = open_checkpoint(paths[-1]).config.get("checkpoint", {})
+        paths = paths[-options.get("keep_last", len(paths)) :]  # an older one was kept as the best
     if len(paths) < count:
         cure = "lower `average`, or train with a larger `keep_last`" if paths else "name the directory of a run"
         raise UserError(f"has {len(paths)} checkpoints, not {count}", path=run, cure=cure)

@@ -49,8 +49,9 @@ UNNAMED = {2: ["label", "text"], 3: ["sentence1", "sentence2", "label"]}
 """The columns of a table without a header, by their number."""
 MAXIMUM_STARS = 3
 """Reviews with more stars are positive (CMLM, section 4.5.2)."""
-_SCORES = re.compile(r"((?:-?\d+\.\d+\t)*)[^\t]*\t")
-"""What xrep-score and xrep-mine write before the text of a line, and the source."""
+_SCORES = re.compile(r"((?:-?\d+(?:\.\d+)?\t)*)[^\t]*\t")
+"""What xrep-score and xrep-mine write before the text of a line, or numbers of sentences (Tatoeba), and the source."""
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,9 @@ def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
         head = list(itertools.islice(lines, 10))
         scores = min((match[1].count("\t") if (match := _SCORES.match(line)) else 0 for _, line in head), default=0)
         if scores and not bitext.columns_given:
-            cure = f"name the columns of the text, {path}:{scores + 1},{scores + 2}"
+            cells = itertools.zip_longest(*(line.split("\t") for _, line in head), fillvalue="0")
+            texts = [str(place) for place, own in enumerate(cells, 1) if not all(map(_NUMBER.fullmatch, own))]
+            cure = f"name the columns of the text, {path}:{','.join(texts[:2] if len(texts) > 1 else '12')}"
             raise UserError("its lines begin with numbers", path=path, cure=cure)
         for number, line in itertools.chain(head, lines):
             row, text = line.split("\t"), line.strip()

@@ -13,6 +13,9 @@ from xrep.files import point_link
 from xrep.models.directory import CONFIG, MANIFEST, read_saved_config
 from xrep.training.run import SUMMARY, Summary
 
+_HARMLESS = ("logging.", "checkpoint.", "distributed.", "trainer.data_workers", "trainer.device", "init", "plugins")
+"""Options, or beginnings of them, that do not change what a run learns."""
+
 
 def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], is_main: bool = True) -> Summary:
     """Train the stages of a course in their order; if it is stopped, the same call resumes it.
@@ -31,9 +34,9 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
         if not is_main:  # the main process reports it
             raise SystemExit(2)
         raise UserError("holds a run without stages", path=course, cure="choose another `save_dir`")
-    summary, finished = None, True
+    summary, finished, changed = None, True, False
     for number, run in enumerate(runs, 1):
-        goes_on_from_old = not finished and (run.directory / "last").exists()
+        goes_on_from_old, before = changed and (run.directory / "last").exists(), _reached(run)
         finished = number < len(runs) and is_finished(run)
         if is_main:
             where = "finished before" if finished else f"in {run.directory}"
@@ -42,6 +45,7 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
             problem = f"warning: stage {run.stage} began from earlier weights of the stage before it, which has changed"
             print(f"{problem}; to train it again, delete {run.directory}", file=sys.stderr)
         summary = summary if finished else train(run)
+        changed = changed or _reached(run) != before
         if summary and not summary.finished:
             return summary
     if is_main:
@@ -50,6 +54,20 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
         print(f"the course is finished; the model: {course / 'best'} (last: {course / 'last'})", file=sys.stderr)
     assert summary is not None  # the last stage is never left out
     return summary
+
+
+def _reached(run: RunConfig) -> str | None:
+    """Return the name of the last checkpoint of a run, if there is one."""
+    last = run.directory / "last"
+    return last.resolve().name if last.exists() else None
+
+
+def changed_options(run: RunConfig) -> list[str]:
+    """Return the options of a run with which its last checkpoint was not trained, but for those that change nothing
+    that it learns."""
+    saved, _ = completed(read_saved_config(run.directory / "last" / CONFIG))
+    other = (key for key, value in run.values.items() if saved.get(key) != value)
+    return [key for key in other if not key.startswith(_HARMLESS)]
 
 
 def is_finished(run: RunConfig) -> bool:

@@ -33,6 +33,8 @@ class TrainingState:
     best: float | None = None
     """Value of the validation metric at ``best_step``."""
     best_step: int | None = None
+    worse: int = 0
+    """Number of validations since the best one."""
 
     def improved(self, value: float, maximize: bool) -> bool:
         """Return whether a validation is the best so far, and keep its value if it is.
@@ -41,8 +43,9 @@ class TrainingState:
         """
         best = self.best
         better = best is None or math.isnan(best) or (value >= best if maximize else value <= best)
+        self.worse += 1
         if better:
-            self.best, self.best_step = value, self.step
+            self.best, self.best_step, self.worse = value, self.step, 0
         return better
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -78,8 +80,9 @@ class Step:
         self.world, self.dtype = update.world, update.dtype
         self._stacks = [part for part in pair.modules() if isinstance(part, Stack)]
         self._parallel: nn.Module | None = None
-        self._parts: dict[str, None] = {}
-        """Parts of a mixture that the step had batches of; the name is empty without a mixture."""
+        self._shares: dict[str, float] = {}
+        """Of the parts of a mixture, those that the step had batches of, and their share of its batches, by which they
+        weigh; the name is empty without a mixture."""
 
     def prepare(self, step: int) -> None:
         """Freeze and thaw parameters after ``step`` steps. DDP is built again for what trains then."""
@@ -112,7 +115,8 @@ class Step:
         self.update.optimizer.zero_grad()
         results = Results(self.world, sizes)
         given = [(part, own) for batch in batches for part, own in batch.by_part.items()]
-        self._parts = dict.fromkeys(part for part, _ in given)  # in the same order on all ranks
+        counts = Counter(part for part, _ in given)  # in the same order on all ranks
+        self._shares = {part: count / len(batches) for part, count in counts.items()}
         with weights_cast_once(self._stacks):
             for number, (part, planned) in enumerate(given, start=1):
                 whole = self.pair.criterion.of_part(part).micro_batch is None
@@ -124,11 +128,13 @@ class Step:
     def apply(self, results: Results, rate: float) -> None:
         """Change the weights by the gradient, and the criterion's own state, if all numbers are finite."""
         if self.update(results, rate):
-            for part in self._parts:
+            for part in self._shares:
                 self.pair.criterion.of_part(part).after_step(self.pair.model)
 
     def _objective(self, loss: Loss, part: str, rows: int, results: Results) -> Tensor:
-        objective = results.add(self.pair.criterion.in_sum(part, loss, rows), rows)
+        summed, share = self.pair.criterion.in_sum(part, loss, rows), self._shares[part]
+        terms = {name: replace(term, weight=share * term.weight) for name, term in summed.terms.items()}
+        objective = results.add(replace(summed, terms=terms), rows)
         # DDP takes the mean of the ranks' gradients, and the objective is their sum.
         return self.update.scaler.scale(objective * self.world.size)
 

@@ -27,15 +27,21 @@ def what_trains(pair: Pair, run: RunConfig, world: World) -> tuple[Freezing, Upd
         UserError: an option names parameters that there are not, or nothing is left to train.
     """
     config, options = run.configs["trainer"], run.configs["optimizer"]
-    frozen, adapted, lora = [*config.freeze, *pair.criterion.frozen], set[str](), None
+    frozen, adapted, lora = [*config.freeze, *pair.criterion.frozen], dict[str, str](), None
     if config.lora_rank:
         known = {name.removeprefix("model.") for name, _ in Freezing(frozen, pair).ever_trained()}
         lora = LowRank(pair.model, known, config.lora_rank, config.lora_alpha)
-        pair.criterion.add_module("lora", lora)
         frozen += [f"model.{name}" for name in lora.others]
-        adapted = {f"model.{name}" for name in lora.targets}
+        adapted = {
+            f"criterion.lora.{side}.{n}": f"model.{name}" for side in "ab" for n, name in enumerate(lora.targets)
+        }
     freezing = Freezing(frozen, pair)
-    trained = [(name, parameter) for name, parameter in freezing.ever_trained() if name not in adapted]
+    if lora is not None:
+        pair.criterion.add_module("lora", lora)
+        freezing.thaw |= dict.fromkeys(adapted, 0.0)
+    targets = set(adapted.values())
+    # The factors of a weight have its name, by which options choose rates.
+    trained = [(adapted.get(name, name), own) for name, own in freezing.ever_trained() if name not in targets]
     groups = parameter_groups(options, trained)
     make = partial(run.classes["optimizer"].build, options)
     sharded = run.configs["distributed"].shard == "optimizer" and world.size > 1

@@ -114,8 +114,7 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether the budget is spent, or the last ``patience`` validations were all worse than the best one."""
-        patience, best, every = self.config.patience, self.state.best_step, self.config.validate_every
-        if patience is not None and best is not None and every and self.state.step - best >= patience * every:
+        if self.config.patience is not None and self.state.worse >= self.config.patience:
             return True
         return self.budget.spent(self.state) >= 1.0
 
