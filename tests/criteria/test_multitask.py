@@ -116,6 +116,14 @@ def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
     assert all(torch.equal(tensor, after[name]) for name, tensor in criterion.state_dict().items())
 
 
+def test_the_loss_of_a_validation_has_the_proportions_of_training(model, text, batches) -> None:
+    parts = [Part(name, TranslationRanking, RANK, 2.0, share) for name, share in (("often", 3.0), ("rarely", 1.0))]
+    batch = MixedBatch(dict.fromkeys(("often", "rarely"), batches[0]))
+    for mixing, expected in (("proportion", [1.5, 0.5]), ("weight", [2.0, 2.0])):
+        criterion = Multitask(Multitask.Config(parts=parts, mixing=mixing), model, text)
+        assert [term.weight for term in loss_of(criterion, model, batch).terms.values()] == expected
+
+
 def test_a_part_weighs_by_its_share_of_the_batches_of_a_step(model, text, batches) -> None:
     """The gradient of a step with three batches is the mean of those of three steps, as the parts were drawn."""
     pairs = {"queue": 2.0, "rank": 0.25}

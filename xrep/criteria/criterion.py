@@ -203,11 +203,12 @@ class Criterion(nn.Module, ABC):
         """Return the criterion of one part of a task; it is this one, unless the parts have criteria of their own."""
         return self
 
-    def in_sum(self, part: str, loss: Loss, rows: int) -> Loss:
+    def in_sum(self, part: str, loss: Loss, rows: int, share: float) -> Loss:
         """Return the loss of a part's batch with the names and weights that it has in the sum over the parts.
 
         Args:
             rows: number of rows of the batch.
+            share: share of the batches that the part has; 1 if each batch has all parts, or there are no parts.
         """
         return loss
 

@@ -19,7 +19,8 @@ from xrep.tasks.task import Task
 
 
 class Multitask(Criterion):
-    """The sum over the parts of weight · loss, where each part has its own criterion and its own batch.
+    """The sum over the parts of weight · loss, where each part has its own criterion and its own batch. With mixing
+    ``proportion``, each loss is also multiplied by the part's share of the batches.
 
     Terms and metrics are named ``part/name``, tensors ``parts.PART.name``. A step computes one part after the other, by
     the criterion of each (``Planned.parts``), and calls ``after_step`` (momentum, queues) of those that it had batches
@@ -42,6 +43,8 @@ class Multitask(Criterion):
         self.idle_parameters = config.mixing == "proportion" or any(c.idle_parameters for c in self.parts.values())
         self.trains_vectors = any(own.trains_vectors for own in self.parts.values())
         self._weights = {part.name: part.weight for part in config.parts}
+        whole = sum(part.proportion for part in config.parts) if config.mixing == "proportion" else None
+        self._shares = {part.name: part.proportion / whole if whole else 1.0 for part in config.parts}
         self.frozen = [pattern for own in self.parts.values() for pattern in own.frozen]
 
     def check_task(self, task: Task) -> None:
@@ -65,11 +68,14 @@ class Multitask(Criterion):
 
     def forward(self, model: Any, planned: Planned) -> Loss:
         """Return the loss of all parts together, for validation."""
-        losses = [self.in_sum(part, self.parts[part](model, own), len(own)) for part, own in planned.parts.items()]
+        losses = [
+            self.in_sum(part, self.parts[part](model, own), len(own), self._shares[part])
+            for part, own in planned.parts.items()
+        ]
         return merged(losses, map(len, planned.parts.values()))
 
-    def in_sum(self, part: str, loss: Loss, rows: int) -> Loss:
-        weight = self._weights[part]
+    def in_sum(self, part: str, loss: Loss, rows: int, share: float) -> Loss:
+        weight = share * self._weights[part]
         return Loss(
             {f"{part}/{name}": Term(term.sum, weight * term.weight) for name, term in loss.terms.items()},
             {f"{part}/{name}": metric for name, metric in loss.metrics.items()},

@@ -6,7 +6,6 @@ import inspect
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -132,9 +131,7 @@ class Step:
                 self.pair.criterion.of_part(part).after_step(self.pair.model)
 
     def _objective(self, loss: Loss, part: str, rows: int, results: Results) -> Tensor:
-        summed, share = self.pair.criterion.in_sum(part, loss, rows), self._shares[part]
-        terms = {name: replace(term, weight=share * term.weight) for name, term in summed.terms.items()}
-        objective = results.add(replace(summed, terms=terms), rows)
+        objective = results.add(self.pair.criterion.in_sum(part, loss, rows, self._shares[part]), rows)
         # DDP takes the mean of the ranks' gradients, and the objective is their sum.
         return self.update.scaler.scale(objective * self.world.size)
 
