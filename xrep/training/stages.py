@@ -45,7 +45,7 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
             problem = f"warning: stage {run.stage} began from earlier weights of the stage before it, which has changed"
             print(f"{problem}; to train it again, delete {run.directory}", file=sys.stderr)
         summary = summary if finished else train(run)
-        changed = changed or _reached(run) != before
+        changed = _reached(run) != before
         if summary and not summary.finished:
             return summary
     if is_main:

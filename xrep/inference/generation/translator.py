@@ -142,8 +142,8 @@ class Translator:
         if not options.sampling and options.beam > words:
             problem = f"`beam` {options.beam} is more than the {words:,} subwords of the vocabulary"
             raise UserError(problem, path=self.path, cure="4 to 10 hypotheses are usual")
-        if options.min_length > (most := self.model.max_target_length - 1):
-            problem = f"`min_length` {options.min_length} is more than the {most} subwords that the model writes"
+        if options.min_length > (longest := self.model.max_target_length - 1):
+            problem = f"`min_length` {options.min_length} is more than the {longest} subwords that the model writes"
             raise UserError(problem, path=self.path, cure="lower it")
         source = sentences if isinstance(sentences, Source) else self.read(sentences)
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
