@@ -71,6 +71,14 @@ def test_the_threshold_of_one_split_is_applied_to_the_other(write_split, margin,
     assert given == {**result, "threshold_from": "given"}
 
 
+def test_a_pair_belongs_to_the_language_beside_english(write_split) -> None:
+    folder = write_split("test", 1, 20, 30).parent
+    for languages, count in ((["de"], 2), (["de", "en"], 2), (["fr", "en"], 0)):
+        test = Bucc(Bucc.Config(data=str(folder), oracle=True))
+        test.narrow(languages)
+        assert len(test.tables) == count
+
+
 def test_equal_sentences_count_once(tmp_path: Path) -> None:
     """The gold file may name any id of a sentence, and two gold pairs of equal sentences count once. A sentence of two
     pairs, one of which was in the training text, stays for the other."""

@@ -67,6 +67,15 @@ def test_premises_of_another_language(folder: Path, classifier: Nli) -> None:
         measured(nli.NliAccuracy, encoder, data=str(folder), langs="de", premise_lang="en")
 
 
+def test_two_sets_are_not_measured_as_one(tmp_path: Path) -> None:
+    for name in ("multinli_dev_matched.tsv", "multinli_dev_mismatched.tsv"):
+        write_columns(tmp_path / name, ENGLISH)
+    with pytest.raises(UserError, match="2 test sets: multinli_dev_matched.tsv, .*; name one file with `data`"):
+        nli.NliAccuracy(nli.NliAccuracy.Config(data=str(tmp_path), split="dev")).read()
+    config = nli.NliAccuracy.Config(data=str(tmp_path / "multinli_dev_matched.tsv"), split="dev")
+    assert len(nli.NliAccuracy(config).tables[0]) == len(ENGLISH)
+
+
 def test_rows_that_name_their_language(tmp_path: Path) -> None:
     texts = (("sw", ENGLISH), ("de", GERMAN))
     rows = [f"{label}\t{lang}\t{one}\t{two}" for lang, own in texts for one, two, label in own]

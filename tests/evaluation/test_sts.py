@@ -56,6 +56,14 @@ def test_published_layouts_are_read(folder: Path) -> None:
         select(list(tests.values()), "de,fr")
 
 
+def test_files_of_2016_are_read_as_published(folder: Path) -> None:
+    year = folder / "STS16-en-test"
+    expected = find_sets(year)[0].columns
+    for file in list(year.iterdir()):
+        file.rename(file.with_name(file.name.replace("STS.", "STS2016.")))
+    assert find_sets(year)[0].columns == expected
+
+
 @pytest.mark.slow
 def test_the_averages_are_each_what_their_name_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sts, "SEVEN", ("STS16", "STS-B", "SICK-R"))

@@ -94,6 +94,9 @@ def test_languages_are_chosen_by_either_code(tatoeba_folder: Path, tmp_path: Pat
         assert [pairs.name for pairs in tables_of(tatoeba_folder, languages)] == codes.split()
     other = write_tatoeba(tmp_path / "other", "swa", PAIRS["swh"])  # another code of the language
     assert tables_of(other, "sw") == tables_of(other, "swh") == [tatoeba.read_tatoeba(other, "swa")]
+    write_tatoeba(tmp_path / "other", "swh", PAIRS["swh"])
+    with pytest.raises(UserError, match="swa and swh are the same language; keep the files of one"):
+        tables_of(other, "sw")
 
 
 def test_one_direction_is_quoted(tmp_path: Path) -> None:

@@ -172,9 +172,14 @@ def test_the_best_checkpoint_alone_has_the_name_of_a_moved_run(two_runs: tuple[P
     (run,) = read_runs([shutil.copytree(two_runs[0], tmp_path / "moco", symlinks=True)])
     for name in ("best", "last", "checkpoint-00000003"):
         record = {"test": "sts", "model": {"path": f"old/moco/{name}"}, "version": "1", "overlap": None}
-        record |= dict.fromkeys(("values", "headline", "intervals"), {})
+        record |= dict.fromkeys(("values", "headline", "intervals", "settings", "data"), {})
         (run.path / f"{name}.json").write_text(json.dumps(record))
     assert list(read_results([run], [])["sts"]) == ["moco", "old/moco/checkpoint-00000003", "old/moco/last"]
+    # Of another split there is another result of the same test and model.
+    record |= {"model": {"path": "old/moco/best"}, "settings": {"split": "dev"}}
+    (run.path / "dev.json").write_text(json.dumps(record))
+    results = read_results([run], [])
+    assert list(results) == ["sts", "sts (dev)"] and list(results["sts (dev)"]) == ["moco"]
 
 
 def test_pictures_need_matplotlib(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

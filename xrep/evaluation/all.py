@@ -92,9 +92,9 @@ class All(Evaluation):
         """Return the tests that were found, with the options that they share with this one."""
         tests = []
         for label, (name, config) in self.found.items():
-            config, narrowed = shared_options(config, self.config), languages if "langs" in vars(config) else None
-            config = config if narrowed is None else replace(config, langs="all")
-            tests.append(Test(label, name, EVALUATIONS.load(name)(config), narrowed))
+            config = shared_options(config, self.config)
+            config = replace(config, langs="all") if languages is not None and "langs" in vars(config) else config
+            tests.append(Test(label, name, EVALUATIONS.load(name)(config), languages))
         return tests
 
 
@@ -112,20 +112,22 @@ def find_tests(root: Path) -> dict[str, tuple[str, Any]]:
 
 def measure_runs(runs: Mapping[str, Path], data: str, batch_tokens: int) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Measure the best checkpoint of each run on every test with data in a folder, and what the pictures of a report
-    show of Tatoeba. Return test -> name of the run -> record, which has the ``differences`` from the first run, and a
-    line for each test that could not be measured. Raises UserError if there is no data of any test, or a run has no
-    checkpoint that encodes sentences."""
+    show of Tatoeba, in the languages that ``All`` measures. Return test -> name of the run -> record, which has the
+    ``differences`` from the first run, and a line for each test that could not be measured. Raises UserError if there
+    is no data of any test, or a run has no checkpoint that encodes sentences."""
     found = find_tests(existing_folder(data, "name a folder with data of tests"))
     # What is wrong with an encoder is found before another one is measured.
     trained = [open_encoder(path / "best").languages for path in runs.values()]
     for folder in [config.data for name, config in found.values() if name == "tatoeba"]:
         found |= _pictures(folder, trained[0], batch_tokens)
-    tests = [Test(label, name, EVALUATIONS.load(name)(config)) for label, (name, config) in found.items()]
     records, failed, first = dict[str, dict[str, Any]](), list[str](), dict[str, Figures]()
-    for name, path in runs.items():
+    for (name, path), known in zip(runs.items(), trained, strict=True):
         print(f"{name}:", file=sys.stderr)
+        only = list(known) if len(known) > 1 else None  # as in ``All``
+        chosen = {label: None if label in ("scatter", _CHECKPOINTS) else only for label in found}
+        tests = [Test(label, test, EVALUATIONS.load(test)(own), chosen[label]) for label, (test, own) in found.items()]
         results = _measure_run(path, tests, batch_tokens)
-        failed += [f"{name}: {label}: {reason}" for label, reason in results.failed.items()]
+        failed += [f"{name}: {label}: {reason}" for label, reason in (results.failed | results.left_out).items()]
         for label, record in results.records.items():
             if label in first:
                 record["differences"] = differences(first[label], results.figures[label])

@@ -97,8 +97,9 @@ class Bucc(Evaluation):
         return [side for test in self.tests for split in test if split for side in (split.source, split.target)]
 
     def narrow(self, languages: Sequence[str]) -> None:
-        codes = {side.name: side.name.split(".")[0].split("-") for side in self.tables}
-        self.tables = [side for side in self.tables if set(map(canonical, codes[side.name])) <= set(languages)]
+        """A pair with English belongs to the other language, as in Tatoeba."""
+        pairs = {side.name: {*map(canonical, side.name.split(".")[0].split("-"))} - {"en"} for side in self.tables}
+        self.tables = [side for side in self.tables if pairs[side.name] <= set(languages)]
 
     def measure(self, model: MeasuredEncoder) -> Figures:
         self.check(model)

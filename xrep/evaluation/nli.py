@@ -65,6 +65,10 @@ class NliAccuracy(TableEvaluation):
         config = self.config
         check_language(config.language, "language")
         files = discover_nli_test(config.data, config.split, config.language)
+        alone = [file.path.name for file in files if file.family is None]  # they may have all languages
+        if alone and len(files) > 1:
+            problem = f"{len(files)} test sets: {', '.join(file.path.name for file in files)[:200]}"
+            raise UserError(problem, path=config.data, cure="name one file with `data`")
         pairs = dict[str, list[Example]]()
         for example in read_nli(files, triplets=False):
             pairs.setdefault(example.languages[0], []).append(example)

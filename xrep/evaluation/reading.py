@@ -118,13 +118,18 @@ def read_texts(options: ParallelOptions) -> list[Examples]:
 
 
 def available(folder: str | Path) -> dict[str, str]:
-    """Return the languages of a folder in LASER's layout: canonical code -> code in the file names."""
+    """Return the languages of a folder in LASER's layout: canonical code -> code in the file names. Raises UserError if
+    there are none, or two of one language."""
     cure = "name the folder of LASER's Tatoeba test, which holds tatoeba.deu-eng.deu and its like"
     folder = existing_folder(folder, cure)
     codes = {file.name.split(".")[1].removesuffix("-eng") for file in folder.glob("tatoeba.*-eng.*")}
     if not codes:
         raise UserError("no file tatoeba.{xxx}-eng.{xxx} in it", path=folder, cure=cure)
-    return {canonical(code): code for code in sorted(codes)}
+    found = dict[str, str]()
+    for code in sorted(codes):
+        if (other := found.setdefault(canonical(code), code)) != code:
+            raise UserError(f"{other} and {code} are the same language", path=folder, cure="keep the files of one")
+    return found
 
 
 def read_tatoeba(folder: str | Path, code: str) -> Examples:

@@ -47,7 +47,7 @@ Correlations = dict[str, dict[str, dict[str, Any]]]
 """Correlations of a test, times 100, as ``[similarity][correlation]``: the ``AVERAGES``, and ``subsets``, by name."""
 SEVEN = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 """The data sets of the published average (SimCSE; CMLM, table 2), which is given if all of them were measured."""
-_FILES = r"STS\.input\..+\.txt|sts-test\.csv|SICK_test_annotated\.txt|stsb-.+-test\.csv"
+_FILES = r"STS(?:20\d\d)?\.input\..+\.txt|sts-test\.csv|SICK_test_annotated\.txt|stsb-.+-test\.csv"
 _YEAR = re.compile(r"STS[-_ ]?(?:20)?(1[2-6])(?!\d)", re.IGNORECASE)
 _LAYOUTS = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb_multi_mt, or one of these"
 _Row = tuple[str, Path, int, list[str]]
@@ -64,7 +64,7 @@ class Sts(TableEvaluation):
       xrep-eval sts --path run1/best --data sts/stsb_multi_mt/ --langs de,fr --split dev --json sts.json
 
     --data is one of these data sets as they are published, or a folder of several:
-      STS12-en-test/ to STS16-en-test/   STS.input.{subset}.txt and STS.gs.{subset}.txt
+      STS12-en-test/ to STS16-en-test/   STS.input.{subset}.txt and STS.gs.{subset}.txt (2016: STS2016.input. ...)
       STSBenchmark/                      sts-{train,dev,test}.csv
       SICK/                              SICK_train.txt, SICK_trial.txt (dev), SICK_test_annotated.txt
       stsb_multi_mt/                     stsb-{xx}-{train,dev,test}.csv
@@ -180,7 +180,7 @@ def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
     sets = dict[str, Examples]()
     for inside, names in folders_with(folder).items():
         tests = [read_set(inside / name, split) for name in names]
-        if split == "test" and any(inside.glob("STS.input.*.txt")):
+        if split == "test" and any(inside.glob("STS*.input.*.txt")):
             tests.append(read_semeval(inside))
         for test in filter(None, tests):
             if test.name in sets:
@@ -207,11 +207,11 @@ def read_semeval(folder: Path) -> Examples:
         cure = "give the folder the name it was published by: STS12-en-test"
         raise UserError("the name of the folder has no year", path=folder, cure=cure)
     rows, files = list[_Row](), list[Path]()
-    for file in sorted(folder.glob("STS.input.*.txt")):
-        name = file.name.removeprefix("STS.input.").removesuffix(".txt")
+    for file in sorted(folder.glob("STS*.input.*.txt")):
+        prefix, _, name = file.name.removesuffix(".txt").partition(".input.")  # STS2016.input.headlines.txt
         if name == "ALL":  # it repeats the pairs of the other files
             continue
-        gold = file.with_name(f"STS.gs.{name}.txt")
+        gold = file.with_name(f"{prefix}.gs.{name}.txt")
         for line, (score, pair) in read_parallel([gold, file]):
             rows.append((name, gold, line, [*cells(file, line, pair.split("\t"), 2)[:2], score]))
         files += [file, gold]

@@ -120,6 +120,8 @@ def _evaluations(results: Mapping[str, Records], numbers: Mapping[str, int]) -> 
             rows = [[*row, _intervals(dict(zip(header, row, strict=True)), records, numbers)] for row in rows]
             header.append("")
         yield {"heading": test, "rows": [header, *rows]}
+        if other := _other_settings(records):
+            yield {"note": f"The settings differ: {other}"}
         details = {model: dict[str, str]() for model in records}
         for model, record in records.items():
             for name, values in record["values"].get("tables", {}).items():
@@ -127,6 +129,15 @@ def _evaluations(results: Mapping[str, Records], numbers: Mapping[str, int]) -> 
                 details[model] |= {f"{name}: {figure}": f"{value:.2f}" for figure, value in shown.items()}
         figures = _table("", details)
         yield {"heading": f"All {len(figures) - 1} figures", "rows": figures, "folded": True}
+
+
+def _other_settings(records: Records) -> str:
+    """Return the settings of each model in which they differ, such as the margin; nothing if they do not."""
+    settings = {name: record["settings"] for name, record in records.items()}
+    keys = dict.fromkeys(key for own in settings.values() for key in own)
+    other = [key for key in keys if len({str(own.get(key)) for own in settings.values()}) > 1]
+    told = (f"{name}: {', '.join(f'{key} {own.get(key)}' for key in other)}" for name, own in settings.items())
+    return "; ".join(told) if other else ""
 
 
 def _intervals(texts: Mapping[str, str], records: Records, numbers: Mapping[str, int]) -> dict[str, Any]:

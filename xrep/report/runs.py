@@ -24,7 +24,7 @@ from xrep.training.run import DATA_STATISTICS, SUMMARY
 MOST_POINTS = 300  # of a longer curve, neighbouring records are averaged
 _FACTS = (SUMMARY, DATA_STATISTICS)  # JSON in the directory of a run that is no result
 _KINDS = {"train": "training", "valid": "validation"}
-_RESULT = ("test", "model", "values", "headline", "intervals", "overlap", "version")
+_RESULT = ("test", "model", "values", "headline", "intervals", "overlap", "version", "settings", "data")
 Curve = list[tuple[float, float]]
 
 
@@ -105,7 +105,8 @@ def read_results(runs: Sequence[Run], files: Sequence[str]) -> dict[str, dict[st
     that run's best checkpoint, or by its path.
 
     The results are those in the directories of the runs and in ``files``, further JSON files of ``xrep-eval --json``,
-    of which a UserError says if they hold none. Of several results of one test and model the last one counts.
+    of which a UserError says if they hold none. Of several results of one test and model the last one counts, unless
+    they have other data or settings: then both are there, and the later one is named after its file, too.
     """
     results = dict[str, dict[str, dict[str, Any]]]()
     inside = [(path, run) for run in runs for path in sorted(run.path.glob("*.json")) if path.name not in _FACTS]
@@ -115,7 +116,10 @@ def read_results(runs: Sequence[Run], files: Sequence[str]) -> dict[str, dict[st
             problem = "not a result" if path.is_file() else "no such file"
             raise UserError(problem, path=path, cure="name what xrep-eval --json wrote")
         for label, record in found:
-            results.setdefault(label, {})[_model_name(record, runs, run)] = record
+            name = _model_name(record, runs, run)
+            other = results.setdefault(label, {}).get(name, record)
+            is_same = all(other[key] == record[key] for key in ("settings", "data"))
+            results.setdefault(label if is_same else f"{label} ({path.stem})", {})[name] = record
     return results
 
 
