@@ -117,7 +117,8 @@ def read_results(runs: Sequence[Run], files: Sequence[str]) -> dict[str, dict[st
             raise UserError(problem, path=path, cure="name what xrep-eval --json wrote")
         for label, record in found:
             name = _model_name(record, runs, run)
-            other = results.setdefault(label, {}).get(name, record)
+            known = results.setdefault(label, {})
+            other = known[name] if name in known else record
             is_same = all(other[key] == record[key] for key in ("settings", "data"))
             results.setdefault(label if is_same else f"{label} ({path.stem})", {})[name] = record
     return results
