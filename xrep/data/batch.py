@@ -368,7 +368,7 @@ def batches_of(lengths: Sequence[int] | np.ndarray, batch_tokens: int, most: int
     lengths, start = np.asarray(lengths, dtype=np.int64), 0
     order = np.argsort(-lengths, kind="stable")
     while start < len(order):
-        size = max(1, batch_tokens // max(1, int(lengths[order[start]])))  # a batch has one column, at least
+        size = max(1, batch_tokens // max(1, int(lengths[order[start]])))  # a batch has at least one column
         stop = start + min(size, most or size)
         yield order[start:stop].tolist()
         start = stop
